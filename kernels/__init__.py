@@ -1,0 +1,107 @@
+"""The norm backends, by name. A backend is a module of this folder, or a function of the user's own.
+
+All of them are held to one contract, which is stated and computed in kernels/reference.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Torch is imported by the backends, not here: a command must be able to list the names in its --help at once.
+BACKENDS = {
+    "reference": "the formula in eager PyTorch",
+    "torch": "PyTorch's own operator",
+    "compile": "the formula under torch.compile",
+    "triton": "our fused Triton kernels (in Triton's interpreter where there is no GPU)",
+}
+MODULES = {
+    "reference": "kernels.reference",
+    "torch": "kernels.torch_operator",
+    "compile": "kernels.compiled",
+    "triton": "kernels.triton_rms_norm",
+}
+USAGE = f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y"
+
+
+class InputError(ValueError):
+    """What the user asked for can't be done: one line with what was found, what was expected, what to do."""
+
+
+class Backend(NamedTuple):
+    """One way to compute the norm.
+
+    rms_norm(x, weight, eps) -> y, with x and y of shape (..., D) and weight of shape (D,).
+    add_rms_norm(x, residual, weight, eps) -> (y, h), where h = x + residual and y is the norm of h.
+    """
+
+    description: str  # for the person at the terminal: the name, and how it runs here
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+
+
+def load_backend(name: str, device: torch.device) -> Backend:
+    """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
+
+    Raises InputError when there is no such backend, or when it can't run here.
+    """
+    interpret_without_gpu()
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
+    if ":" in name:
+        rms_norm = _own_function(name)
+        return Backend(name, rms_norm, _add_then(rms_norm))
+    if name not in MODULES:
+        raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
+    module = importlib.import_module(MODULES[name])
+    module.check_device(device)
+    return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, _add_then(module.rms_norm))
+
+
+def interpret_without_gpu() -> None:
+    """Put Triton into its interpreter where there is no GPU.
+
+    Triton settles this once, when it is first imported, and torch.compile or an optimiser may be what imports it.
+    So every backend asks for it before the first model is built, whether it uses Triton or not.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def _own_function(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"norm '{name}': can't import '{module_name}' ({error}); expected package.module:function, "
+            f"importable from {os.getcwd()}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InputError(
+            f"norm '{name}': module '{module_name}' has no function '{function_name}'; "
+            "expected a function (x, weight, eps) -> y"
+        )
+    return function
+
+
+def _add_then(
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
+) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        h = x + residual
+        return rms_norm(h, weight, eps), h
+
+    return add_rms_norm

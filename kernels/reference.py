@@ -1,0 +1,32 @@
+"""The formula in eager PyTorch: the contract that every other backend is held to.
+
+RMSNorm is by Biao Zhang and Rico Sennrich, "Root Mean Square Layer Normalization", 2019
+(https://arxiv.org/abs/1910.07467). LLaMA computes it with eps inside the root and in this order of rounding:
+
+    x_hat = x * rsqrt(mean(x^2) + eps)        every statistic in float32 (float64 for a float64 x)
+    y     = x_hat rounded to x's dtype, times weight, rounded to x's dtype
+
+In half precision the first rounding matters: multiplying in float32 and rounding once, as nn.RMSNorm does
+with its weight, gives another last bit in about one element in four.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise the last axis of x, (..., D), to a root mean square of 1, and scale it by weight, (D,).
+
+    The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
+    """
+    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = x.to(compute)
+    mean_square = wide.square().mean(-1, keepdim=True)  # (..., 1)
+    x_hat = (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    return (x_hat.to(compute) * weight.to(compute)).to(x.dtype)
+
+
+def check_device(device: torch.device) -> None:
+    """Plain PyTorch runs on every device."""

@@ -1,0 +1,1 @@
+"""LLaMA: config, norm, rope, attention, swiglu, llama; checkpoint and tokenizer around it."""

@@ -1,0 +1,116 @@
+"""Checkpoint directories that the rest of the world can load: config.json, model.safetensors, tokenizer.model.
+
+Inside the file stand Hugging Face's names for LLaMA's parameters; the model has its own for what is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kernels import Backend, InputError
+from model.config import LlamaConfig
+from model.llama import Llama
+from model.tokenizer import Tokenizer
+
+# (in the file, in the model), applied in this order
+NAMES = [
+    ("model.", ""),
+    (".input_layernorm.", ".attention_norm."),
+    (".self_attn.", ".attention."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".mlp.", ".feed_forward."),
+]
+
+
+def to_file_name(name: str) -> str:
+    for theirs, ours in NAMES[1:]:
+        name = name.replace(ours, theirs)
+    return name if name.startswith("lm_head.") else NAMES[0][0] + name
+
+
+def to_model_name(name: str) -> str:
+    name = name.removeprefix(NAMES[0][0])
+    for theirs, ours in NAMES[1:]:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> None:
+    """Write the three files, each whole or not at all; a tied head is written once, as the embedding."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
+    config = json.dumps(model.config.to_dict(), indent=2) + "\n"
+    _write_whole(folder / "tokenizer.model", lambda path: path.write_bytes(tokenizer.proto))
+    _write_whole(folder / "config.json", lambda path: path.write_text(config, encoding="utf-8"))
+    _write_whole(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside `path`, flush to the disk, then rename, so that no reader ever sees a part of the file."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
+
+
+def load_checkpoint(
+    folder: str | Path,
+    norm: Backend,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    rms_norm_eps: float | None = None,
+) -> Llama:
+    """The model of a checkpoint directory, in the file's own dtype if `dtype` is None, with the eps of its config.
+
+    Raises InputError when a file is missing or damaged, or its tensors aren't exactly those of the config.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
+    config = LlamaConfig.load(folder / "config.json", rms_norm_eps)
+    tensors = _read_tensors(folder / "model.safetensors", device, dtype)
+    with torch.device("meta"):  # shapes alone: drawing weights that are about to be replaced takes long
+        model = Llama(config, norm)
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)  # some writers store the embedding twice
+    _check_tensors(model, tensors, folder)
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+def _read_tensors(path: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            return {to_model_name(name): file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise InputError(f"no weights at {path}; expected a model.safetensors beside config.json") from error
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} is incomplete or no safetensors file ({error}); fetch or write it again") from error
+
+
+def _check_tensors(model: Llama, tensors: dict[str, Tensor], folder: Path) -> None:
+    expected = model.state_dict()
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise InputError(f"{folder}: {len(missing)} tensors are missing, the first is {to_file_name(missing[0])}")
+    if unexpected := sorted(tensors.keys() - expected.keys()):
+        raise InputError(f"{folder}: {len(unexpected)} tensors too many, the first is {to_file_name(unexpected[0])}")
+    for name, tensor in expected.items():
+        if tensors[name].shape != tensor.shape:
+            raise InputError(
+                f"{folder}: {to_file_name(name)} has shape {tuple(tensors[name].shape)}; "
+                f"config.json asks for {tuple(tensor.shape)}"
+            )

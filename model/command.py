@@ -1,0 +1,122 @@
+"""What every command shares: a parser whose errors are one line, and the choice of device and dtype."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from kernels import USAGE, InputError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with the whole of --help to read, defaults included, and errors that fit one line."""
+
+    def __init__(self, description: str) -> None:
+        super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+    def add_backend_arguments(self, dtypes: list[str]) -> None:
+        """--norm, --device and --dtype."""
+        self.add_argument("--norm", default="auto", help=f"what computes RMSNorm: {USAGE}")
+        self.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
+        self.add_argument("--dtype", default="auto", choices=["auto", *dtypes], help="precision of the computation")
+
+
+def positive(kind: type) -> Callable[[str], int | float]:
+    """An argparse type: a number above 0."""
+
+    def parse(text: str) -> int | float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not 0 < number < float("inf"):
+            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number above 0")
+        return number
+
+    return parse
+
+
+def not_negative(kind: type) -> Callable[[str], int | float]:
+    """An argparse type: 0, or a number above it."""
+
+    def parse(text: str) -> int | float:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = None
+        if number is None or not 0 <= number < float("inf"):
+            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number from 0 on")
+        return number
+
+    return parse
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a command: bad input ends in one line on stderr and exit code 2, Ctrl-C in 130, both without a traceback."""
+    try:
+        main()
+        sys.stdout.flush()
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as in `generate.py | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal: on stderr, above any progress bar."""
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name. Raises InputError when it is not on this machine."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without CUDA
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InputError(f"--device {name} can't be used ({reason}); use --device cpu, or auto") from error
+    return device
+
+
+def choose_autocast_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that matrix products are computed in; auto is bfloat16 where the device computes it natively."""
+    import torch
+
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        native = _cpu_computes_bfloat16()
+    if name == "auto":
+        return torch.bfloat16 if native else torch.float32
+    if name == "bfloat16" and device.type == "cuda" and not native:
+        raise InputError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} can't; use --dtype float32")
+    return getattr(torch, name)
+
+
+def _cpu_computes_bfloat16() -> bool:
+    """Whether the CPU has instructions for it. Linux alone says; elsewhere the answer is no."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return False
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(cpuinfo.read_text().split())

@@ -1,0 +1,31 @@
+"""RMSNorm as a module: the weight, the eps, and the backend that computes it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernels import Backend
+
+
+class RMSNorm(nn.Module):
+    """Scale rows of hidden_size elements to a root mean square of 1, then by a learned weight.
+
+    The formula and its precision are the contract in kernels/reference.py. Each sub-layer owns one of these,
+    and the residual stream passes through it, so that a backend can add and normalise in one kernel.
+    """
+
+    def __init__(self, hidden_size: int, eps: float, backend: Backend) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.eps = eps
+        self.backend = backend
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); no residual is a zero one."""
+        if residual is None:
+            return self.backend.rms_norm(x, self.weight, self.eps), x
+        return self.backend.add_rms_norm(x, residual, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}, backend={self.backend.description}"

@@ -1,0 +1,21 @@
+"""SwiGLU feed-forward (Noam Shazeer, "GLU Variants Improve Transformer", 2020, https://arxiv.org/abs/2002.05202)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import LlamaConfig
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), (..., hidden_size) -> (..., hidden_size)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

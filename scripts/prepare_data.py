@@ -1,0 +1,177 @@
+"""Turn a text into what train.py reads: a sentencepiece tokenizer and one file of token ids.
+
+    python scripts/prepare_data.py                      the standard library's source of the Python that runs this
+    python scripts/prepare_data.py --data PATH          a UTF-8 text file, or a folder of them
+    python scripts/prepare_data.py --data shakespeare   tiny Shakespeare, fetched once
+
+The folder holds tokenizer.model, tokens.bin and meta.json, which records the dtype of the ids, the vocabulary, where
+the held-out tail begins and what the text was made of. train.py calls this where the folder is missing or out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import math
+import shutil
+import sys
+import sysconfig
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from kernels import InputError
+from model.command import Parser, positive, run, say
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+HELD_OUT = 0.1  # the tail of the tokens that is never trained on
+PART = 2**20  # characters that are encoded at a time
+
+
+def prepare(data: str, vocab_size: int, root: Path) -> Path:
+    """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if need be.
+
+    Raises InputError for a corpus that is missing, empty or not UTF-8, or can't be fetched; no folder is left then.
+    """
+    files = _corpus_files(data, root)
+    fingerprint = _fingerprint(files)
+    name = data if data in ("python", "shakespeare") else f"{Path(data).stem}-{fingerprint[:8]}"
+    folder = root / f"{name}-{vocab_size}"
+    meta_file = folder / "meta.json"
+    if meta_file.exists() and json.loads(meta_file.read_text())["fingerprint"] == fingerprint:
+        return folder
+
+    from model.tokenizer import train_tokenizer
+
+    say(f"preparing {folder}: a tokenizer of {vocab_size} pieces, then the ids (files: {len(files)})")
+    documents = [text for text in map(_read_text, files) if text]
+    if not documents:
+        raise InputError(f"--data {data} holds no text; expected UTF-8 text")
+    tokenizer = train_tokenizer(documents, vocab_size)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
+    partial.mkdir(parents=True)
+    (partial / "tokenizer.model").write_bytes(tokenizer.proto)
+    counts = _write_tokens(documents, tokenizer, partial / "tokens.bin")
+    meta = {"source": data, "fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, **counts}
+    (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)  # prepared from an earlier state of the corpus
+    partial.rename(folder)
+    return folder
+
+
+def _corpus_files(data: str, root: Path) -> list[Path]:
+    if data == "shakespeare":
+        return [fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, root / "shakespeare.txt")]
+    if data == "python":
+        library = Path(sysconfig.get_paths()["stdlib"])
+        left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
+        found = [path for path in library.rglob("*.py") if left_out.isdisjoint(path.relative_to(library).parts)]
+        if not found:
+            raise InputError(f"no standard-library source in {library}; use --data PATH with a text of your own")
+        return sorted(found)
+    path = Path(data)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        hidden = set(path.rglob(".*"))
+        found = [file for file in path.rglob("*") if file.is_file() and hidden.isdisjoint([file, *file.parents])]
+        if not found:
+            raise InputError(f"--data {data} is an empty folder; expected UTF-8 text files in it")
+        return sorted(found)
+    raise InputError(f"--data {data} does not exist; expected python, shakespeare, a text file or a folder of them")
+
+
+def fetch(url: str, sha256: str, path: Path) -> Path:
+    """Download once to `path`. Raises InputError when offline, or when the content isn't the one expected."""
+    if not path.exists():
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                content = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise InputError(f"{url} can't be fetched ({error}); use --data python, or --data PATH") from error
+        found = hashlib.sha256(content).hexdigest()
+        if found != sha256:
+            raise InputError(f"{url} has SHA-256 {found}; expected {sha256}; use --data PATH with a file you trust")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(content)
+        partial.rename(path)
+    return path
+
+
+def _fingerprint(files: list[Path]) -> str:
+    """Changes when a file of the corpus comes, goes or is written to."""
+    stats = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return hashlib.sha256(json.dumps([HELD_OUT, *stats]).encode()).hexdigest()
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text ({error}); convert it, or leave it out of --data") from error
+    except OSError as error:
+        raise InputError(f"{file} can't be read ({error.strerror}); leave it out of --data") from error
+
+
+def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str, Any]:
+    """Every document between a begin and an end token. Returns the dtype, the counts and the unigram loss."""
+    import numpy as np
+    from tqdm import tqdm
+
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+    bar = tqdm(total=sum(map(len, documents)), unit="char", unit_scale=True, disable=None)
+    with path.open("wb") as out, bar:
+        for text in documents:
+            np.array([tokenizer.bos_id], dtype).tofile(out)
+            for part in _parts(text):
+                np.array(tokenizer.encode(part), dtype).tofile(out)
+                bar.update(len(part))
+            np.array([tokenizer.eos_id], dtype).tofile(out)
+    tokens = np.fromfile(path, dtype)
+    n_train = len(tokens) - int(len(tokens) * HELD_OUT)
+    return {
+        "dtype": dtype.name,
+        "n_tokens": len(tokens),
+        "n_train": n_train,
+        "unigram_loss": _unigram_loss(tokens[:n_train], tokens[n_train:], tokenizer.vocab_size),
+    }
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Pieces of about PART characters that end at a line break, so that their ids are those of the whole text."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start + PART - 1) + 1 or len(text)
+        yield text[start:end]
+        start = end
+
+
+def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float:
+    """Nats a token that predicting each by its frequency costs: what a model that sees no context reaches."""
+    import numpy as np
+
+    counts = np.bincount(train, minlength=vocab_size) + 1  # one more each, so that none has probability 0
+    surprise = -np.log(counts / counts.sum())
+    return float(surprise[held_out].mean()) if len(held_out) else math.nan
+
+
+def main() -> None:
+    parser = Parser(__doc__.split("\n")[0])
+    parser.add_argument("--data", default="python", help="python, shakespeare, a UTF-8 text file or a folder of them")
+    parser.add_argument("--vocab-size", type=positive(int), default=2048, help="pieces of the tokenizer")
+    parser.add_argument("--out", default="out/data", help="folder that the prepared data goes to")
+    args = parser.parse_args()
+    folder = prepare(args.data, args.vocab_size, Path(args.out))
+    meta = json.loads((folder / "meta.json").read_text())
+    held_out = meta["n_tokens"] - meta["n_train"]
+    say(f"{folder}: {meta['n_tokens']:,} tokens, the last {held_out:,} held out; vocabulary {meta['vocab_size']}")
+
+
+if __name__ == "__main__":
+    run(main)
