@@ -73,10 +73,11 @@ def generate(
     """
     import torch
 
+    # First all of the prompt goes in, then each new token.
     caches = model.new_cache(1, len(prompt_ids) + max_new_tokens)
     tokens = torch.tensor(
         [prompt_ids], device=model.embed_tokens.weight.device
-    )  # first all of the prompt, then one each
+    )
     for _ in range(max_new_tokens):
         with torch.inference_mode():
             tokens = draw(model(tokens, caches, logits_to_keep=1)[:, -1])[None]  # (1, 1)

@@ -12,8 +12,8 @@ from kernels import InputError
 # Keys of config.json that change no result here: bookkeeping, training-time settings, hints for other software.
 IRRELEVANT_KEYS = {
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "chunk_size_feed_forward",
-    "dtype", "id2label", "is_encoder_decoder", "is_llama_config", "label2id", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "return_dict", "torch_dtype", "transformers.js_config", "transformers_version",
+    "dtype", "id2label", "is_encoder_decoder", "is_llama_config", "label2id", "output_attentions",
+    "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "torch_dtype", "transformers.js_config", "transformers_version",
     "unsloth_version", "use_cache",
 }  # fmt: skip
 

@@ -1,0 +1,66 @@
+"""What the test files share: a small model with weights worth testing, and commands called in this process."""
+
+import sys
+
+import pytest
+import torch
+
+import kernels
+from model.command import run
+from model.config import LlamaConfig
+from model.llama import Llama
+
+kernels.interpret_without_gpu()  # before anything here imports triton
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config() -> LlamaConfig:
+    """Grouped heads, sizes that are no powers of two, and an eps unlike any default."""
+    return LlamaConfig(
+        vocab_size=61,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        max_position_embeddings=64,
+        rms_norm_eps=3e-3,
+        rope_theta=5000.0,
+    )
+
+
+@pytest.fixture
+def make_model():
+    """A model whose every weight matters: norms away from 1, and rows small enough for eps to show."""
+
+    def make(config: LlamaConfig, norm: str = "reference", seed: int = 0) -> Llama:
+        torch.manual_seed(seed)
+        model = Llama(config, kernels.load_backend(norm, CPU)).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            else:
+                torch.nn.init.normal_(parameter, std=0.06)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Call a command's main with arguments: (exit code, stdout, stderr)."""
+
+    def call(main, *arguments):
+        monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            run(main)
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
