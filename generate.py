@@ -75,9 +75,7 @@ def generate(
 
     # First all of the prompt goes in, then each new token.
     caches = model.new_cache(1, len(prompt_ids) + max_new_tokens)
-    tokens = torch.tensor(
-        [prompt_ids], device=model.embed_tokens.weight.device
-    )
+    tokens = torch.tensor([prompt_ids], device=model.embed_tokens.weight.device)
     for _ in range(max_new_tokens):
         with torch.inference_mode():
             tokens = draw(model(tokens, caches, logits_to_keep=1)[:, -1])[None]  # (1, 1)
@@ -109,6 +107,8 @@ def main() -> None:
         )
     if tokenizer.bos_id is None and not args.prompt:
         raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
+    if any("\ud800" <= character <= "\udfff" for character in args.prompt):  # bytes that were no UTF-8
+        raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
     prompt_ids = tokenizer.encode(args.prompt, bos=tokenizer.bos_id is not None)
     room = config.max_position_embeddings - len(prompt_ids)
     if room < args.max_new_tokens:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from model.config import LlamaConfig
     from model.llama import Llama
+    from model.tokenizer import Tokenizer
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
 
@@ -107,7 +109,7 @@ def summed_loss(model: Llama, batch: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
 
 
-def check_out(folder: Path, config_dict: dict[str, Any], tokenizer_proto: bytes) -> None:
+def check_out(folder: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
     """Raises InputError when the folder can't take this run's checkpoint without destroying another model."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
@@ -115,9 +117,9 @@ def check_out(folder: Path, config_dict: dict[str, Any], tokenizer_proto: bytes)
     if not weights and not (folder / "config.json").exists():
         return
     try:
-        same = json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(config_dict))
-        same = same and (folder / "tokenizer.model").read_bytes() == tokenizer_proto
-    except (OSError, ValueError):
+        same = type(config).load(folder / "config.json") == config
+        same = same and (folder / "tokenizer.model").read_bytes() == tokenizer.proto
+    except (OSError, InputError):
         same = False
     if not same:
         raise InputError(
@@ -184,7 +186,7 @@ def main() -> None:
         config, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id
     )
     out = Path(args.out)
-    check_out(out, config.to_dict(), tokenizer.proto)
+    check_out(out, config, tokenizer)
 
     torch.manual_seed(args.seed)
     model = Llama(config, norm).to(device)

@@ -21,11 +21,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
     """
-    compute = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = x.to(compute)
+    wide = x.to(wide_dtype(x))
     mean_square = wide.square().mean(-1, keepdim=True)  # (..., 1)
     x_hat = (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
-    return (x_hat.to(compute) * weight.to(compute)).to(x.dtype)
+    return (x_hat.to(wide.dtype) * weight.to(wide.dtype)).to(x.dtype)
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """What the statistics of x are computed in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def check_device(device: torch.device) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,27 +45,32 @@ def to_model_name(name: str) -> str:
 
 
 def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> None:
-    """Write the three files, each whole or not at all; a tied head is written once, as the embedding."""
+    """Write the three files, or leave those that are there; a tied head is written once, as the embedding.
+
+    All are written beside their places and flushed to the disk before the first of them is renamed.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
-    config = json.dumps(model.config.to_dict(), indent=2) + "\n"
-    _write_whole(folder / "tokenizer.model", lambda path: path.write_bytes(tokenizer.proto))
-    _write_whole(folder / "config.json", lambda path: path.write_text(config, encoding="utf-8"))
-    _write_whole(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `path`, flush to the disk, then rename, so that no reader ever sees a part of the file."""
-    partial = path.with_name(path.name + ".partial")
+    dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
+    config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
+    writers: dict[str, Callable[[Path], object]] = {
+        "tokenizer.model": lambda path: path.write_bytes(tokenizer.proto),
+        "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
+        "model.safetensors": lambda path: save_file(tensors, path, metadata={"format": "pt"}),
+    }
+    partial = {name: folder / f"{name}.partial" for name in writers}
     try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in writers.items():
+            write(partial[name])
+            with partial[name].open("rb") as file:
+                os.fsync(file.fileno())
+        for name in writers:
+            partial[name].replace(folder / name)
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
+        for path in partial.values():
+            path.unlink(missing_ok=True)
+        raise InputError(f"{folder} can't be written ({error}); free some space or choose another folder") from error
 
 
 def load_checkpoint(
@@ -85,8 +91,10 @@ def load_checkpoint(
     tensors = _read_tensors(folder / "model.safetensors", device, dtype)
     with torch.device("meta"):  # shapes alone: drawing weights that are about to be replaced takes long
         model = Llama(config, norm)
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)  # some writers store the embedding twice
+    if config.tie_word_embeddings and "lm_head.weight" in tensors:  # some writers store the embedding twice
+        head = tensors.pop("lm_head.weight")
+        if not torch.equal(head, tensors.get("embed_tokens.weight", head)):
+            warnings.warn(f"{folder}: lm_head.weight differs from the embedding it is tied to; ignored", stacklevel=2)
     _check_tensors(model, tensors, folder)
     model.load_state_dict(tensors, assign=True)
     return model.eval()

@@ -93,10 +93,12 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch that was built without CUDA
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise InputError(f"--device {name} can't be used ({reason}); use --device cpu, or auto") from error
-    return device
+        if device.type != "meta":
+            return device
+        reason = "it computes nothing"
+    except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch built without CUDA
+        reason = str(error).split("\n")[0].split(". ")[0].rstrip(".")
+    raise InputError(f"--device {name} can't be used here ({reason}); use --device cpu, or auto")
 
 
 def choose_autocast_dtype(name: str, device: torch.device) -> torch.dtype:

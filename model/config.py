@@ -11,10 +11,10 @@ from kernels import InputError
 
 # Keys of config.json that change no result here: bookkeeping, training-time settings, hints for other software.
 IRRELEVANT_KEYS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "chunk_size_feed_forward",
-    "dtype", "id2label", "is_encoder_decoder", "is_llama_config", "label2id", "output_attentions",
-    "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "torch_dtype", "transformers.js_config", "transformers_version",
-    "unsloth_version", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures",
+    "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder", "is_llama_config", "label2id",
+    "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict", "torch_dtype",
+    "transformers.js_config", "transformers_version", "unsloth_version", "use_cache",
 }  # fmt: skip
 
 # Keys that would change the result: the one value that this model computes.
@@ -71,6 +71,7 @@ class LlamaConfig:
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
         """Check the keys of a config.json and fill in what LLaMA's own config leaves out."""
         values = dict(values)
+        _check_types(values)
         model_type = values.pop("model_type", "llama")
         if model_type != "llama":
             raise InputError(f"model_type is '{model_type}'; expected 'llama', the only model computed here")
@@ -98,7 +99,10 @@ class LlamaConfig:
             found = json.dumps(values[unknown[0]])
             raise InputError(f"unknown key {unknown[0]}: {found}; remove it if it changes nothing")
         if values.get("rms_norm_eps") is None:
-            raise InputError("rms_norm_eps is missing; state it (1e-5 and 1e-6 are both in use), no default is safe")
+            raise InputError(
+                "rms_norm_eps is missing; 1e-5 and 1e-6 are both in use and no default is safe: "
+                "add the model's own, or give it to generate.py as --norm-eps"
+            )
         arguments = {}
         for name, field in known.items():
             if values.get(name) is None:
@@ -125,8 +129,7 @@ class LlamaConfig:
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
-        ids = self.eos_token_id
-        return set(ids) if isinstance(ids, list) else {ids} - {None}
+        return set(_as_list(self.eos_token_id)) - {None}
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of a config.json that transformers loads as the same model."""
@@ -136,10 +139,29 @@ class LlamaConfig:
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
-            "dtype": "float32",
-            "torch_dtype": "float32",  # the same key, as transformers 4 spells it
             **asdict(self),
         }
+
+
+def _check_types(values: dict[str, Any]) -> None:
+    """Refuse values of another type that Python would take without a word: the text "false" is true."""
+    kinds = {
+        "tie_word_embeddings": ("true or false", lambda value: isinstance(value, bool)),
+        "bos_token_id": ("a token id", _is_id),
+        "eos_token_id": ("a token id or a list of them", lambda value: all(map(_is_id, _as_list(value)))),
+        "rope_parameters": ("an object", lambda value: isinstance(value, dict)),
+    }
+    for key, (expected, fits) in kinds.items():
+        if values.get(key) is not None and not fits(values[key]):
+            raise InputError(f"{key} is {json.dumps(values[key])}; expected {expected}")
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _take_rope_parameters(values: dict[str, Any]) -> None:
@@ -148,11 +170,12 @@ def _take_rope_parameters(values: dict[str, Any]) -> None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise InputError(f"rope_parameters has rope_type '{kind}'; only 'default' is computed here")
-    inner, outer = rope.get("rope_theta"), values.get("rope_theta")
-    if inner is not None and outer is not None and inner != outer:
-        raise InputError(f"rope_theta is {outer} and rope_parameters has {inner}; remove one of them")
-    if inner is not None:
-        values["rope_theta"] = inner
+    if rope.get("rope_theta") is None:
+        return
+    inner = _number("rope_theta", rope, float)
+    if values.get("rope_theta") is not None and _number("rope_theta", values, float) != inner:
+        raise InputError(f"rope_theta is {values['rope_theta']} and rope_parameters has {inner}; remove one of them")
+    values["rope_theta"] = inner
 
 
 def _number(key: str, values: dict[str, Any], kind: type) -> int | float:
@@ -160,7 +183,7 @@ def _number(key: str, values: dict[str, Any], kind: type) -> int | float:
     found = values[key]
     try:
         number = float(found) if not isinstance(found, bool) else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = None
     if number is None or not 0 < number < float("inf") or (kind is int and number != int(number)):
         expected = "a whole number above 0" if kind is int else "a number above 0"

@@ -12,6 +12,7 @@ import sentencepiece
 from kernels import InputError
 
 SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself can't be encoded as text
+UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text
 
 
 class Tokenizer:
@@ -38,11 +39,11 @@ class Tokenizer:
         except OSError as error:
             raise InputError(f"{path} can't be read ({error.strerror}); expected a sentencepiece model") from error
         try:
-            if proto:  # sentencepiece takes an empty model, and fails when it is used
-                return cls(proto)
-        except RuntimeError:
-            pass
-        raise InputError(f"{path} is not a sentencepiece model; a tiktoken or tokenizer.json vocabulary can't be read")
+            return cls(proto)
+        except RuntimeError as error:
+            raise InputError(
+                f"{path} is not a sentencepiece model; a tiktoken or tokenizer.json vocabulary can't be read"
+            ) from error
 
     @staticmethod
     def _id_or_none(id: int) -> int | None:
@@ -72,7 +73,7 @@ class Tokenizer:
         if self._model.is_byte(id):
             return bytes([int(self._model.id_to_piece(id)[1:-1], 16)])
         if self._model.is_unknown(id):
-            return " \u2047 ".encode()  # sentencepiece's own mark for it
+            return UNKNOWN
         return self._model.id_to_piece(id).replace(SPACE, " ").encode()
 
 
@@ -90,7 +91,9 @@ class TokenStream:
     def push(self, id: int) -> str:
         piece = self._tokenizer.piece_bytes(id)
         if self._drop_space and piece:
-            piece, self._drop_space = piece.removeprefix(b" "), False
+            self._drop_space = False
+            if piece != UNKNOWN:
+                piece = piece.removeprefix(b" ")
         return self._utf8.decode(piece)
 
     def finish(self) -> str:
@@ -124,12 +127,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             minloglevel=2,
         )
     except RuntimeError as error:
-        if "Vocabulary size is smaller than required_chars" not in str(error):
-            raise
-        raise InputError(
-            f"a vocabulary of {vocab_size} pieces is too small for this text; expected room for 256 bytes, "
-            "3 special tokens and the common characters; raise --vocab-size"
-        ) from error
+        if vocab_size < 260 or "Vocabulary size is smaller than required_chars" in str(error):
+            raise InputError(
+                f"a vocabulary of {vocab_size} pieces is too small for this text; expected room for 256 bytes, "
+                "3 special tokens and the common characters; raise --vocab-size"
+            ) from error
+        raise InputError(f"no tokenizer can be trained on this text; expected words in it ({error})") from error
     return Tokenizer(proto.getvalue())
 
 

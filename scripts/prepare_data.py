@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import math
 import shutil
 import sys
 import sysconfig
@@ -54,13 +53,17 @@ def prepare(data: str, vocab_size: int, root: Path) -> Path:
     tokenizer = train_tokenizer(documents, vocab_size)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
-    partial.mkdir(parents=True)
-    (partial / "tokenizer.model").write_bytes(tokenizer.proto)
-    counts = _write_tokens(documents, tokenizer, partial / "tokens.bin")
-    meta = {"source": data, "fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, **counts}
-    (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)  # prepared from an earlier state of the corpus
-    partial.rename(folder)
+    try:
+        partial.mkdir(parents=True)
+        (partial / "tokenizer.model").write_bytes(tokenizer.proto)
+        counts = _write_tokens(documents, tokenizer, partial / "tokens.bin")
+        meta = {"source": data, "fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, **counts}
+        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)  # prepared from an earlier state of the corpus
+        partial.rename(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InputError(f"{folder} can't be written ({error}); free some space, or name another place") from error
     return folder
 
 
@@ -152,13 +155,13 @@ def _parts(text: str) -> Iterator[str]:
         start = end
 
 
-def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float:
+def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float | None:
     """Nats a token that predicting each by its frequency costs: what a model that sees no context reaches."""
     import numpy as np
 
     counts = np.bincount(train, minlength=vocab_size) + 1  # one more each, so that none has probability 0
     surprise = -np.log(counts / counts.sum())
-    return float(surprise[held_out].mean()) if len(held_out) else math.nan
+    return float(surprise[held_out].mean()) if len(held_out) else None
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from model.config import LlamaConfig
 from model.llama import Llama
 
 kernels.interpret_without_gpu()  # before anything here imports triton
+torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
 CPU = torch.device("cpu")
 
 

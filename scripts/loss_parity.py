@@ -1,0 +1,192 @@
+"""Show that the norm backends train the same model: one small run with each, same data, same weights, same order.
+
+Rounding alone makes two right runs drift apart, so a difference means nothing until it has a scale. Two more runs
+give it one. The control is the reference with its sum taken in another order: equally right, differently rounded.
+The impostor is a norm that is slightly wrong, which has to be told apart, or the run can't see. A backend passes when
+
+    at step 0     its loss differs from the reference by at most 8 units in the last place of the loss
+    after it      its difference never passes 10 times the largest that the control has shown up to that step
+
+Exit code 0: parity is shown. 1: a backend failed, or the impostor passed.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from kernels import InputError
+from model.command import Parser, positive, run, say
+
+if TYPE_CHECKING:
+    import argparse
+
+    from torch import Tensor
+
+LAST_PLACES = 8  # of the first loss: it has seen no update, so only the norms' rounding can show
+DRIFT = 10  # times the control's difference; two equally right runs have been seen to differ by up to 3 times
+CONTROL, IMPOSTOR = "scripts.loss_parity:control", "scripts.loss_parity:impostor"
+
+
+def control(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference with its mean taken as that of the even columns and the odd ones."""
+    from kernels.reference import wide_dtype
+
+    wide = x.to(wide_dtype(x))
+    squares = wide.square()
+    total = squares[..., ::2].sum(-1, keepdim=True) + squares[..., 1::2].sum(-1, keepdim=True)
+    x_hat = (wide * (total / x.shape[-1] + eps).rsqrt()).to(x.dtype)
+    return (x_hat.to(wide.dtype) * weight.to(wide.dtype)).to(x.dtype)
+
+
+def impostor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Slightly wrong: eps ten times too large, and in half precision rounded after the weight and not before."""
+    from kernels.reference import wide_dtype
+
+    wide = x.to(wide_dtype(x))
+    x_hat = wide * (wide.square().mean(-1, keepdim=True) + 10 * eps).rsqrt()
+    return (x_hat * weight.to(wide.dtype)).to(x.dtype)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--norms", default="reference,torch,triton", help="backends to compare with the reference, after commas")
+    add("--steps", type=positive(int), default=100, help="optimiser steps of each run")
+    add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
+    add("--config", default="configs/tiny.json", help="the model's shape, a config.json")
+    add("--data", default="python", help="the corpus, as train.py takes it")
+    add("--batch-size", type=positive(int), default=8, help="sequences a step")
+    add("--block-size", type=positive(int), default=128, help="tokens a sequence")
+    add("--seed", type=positive(int), default=1337, help="of the weights and the order of the data")
+    add("--device", default="auto", help="as train.py takes it")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
+    return parser.parse_args()
+
+
+def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> list[float]:
+    """Run train.py with one norm and return its losses, a step each. Raises InputError with train.py's last line."""
+    command = [sys.executable, str(ROOT / "train.py"), "--norm", norm, "--out", str(folder)]
+    for name in ("steps", "config", "data", "batch_size", "block_size", "seed", "device", "dtype"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    command += ["--warmup", str(args.steps // 5), "--eval-interval", str(args.steps)]
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics, log = folder / "metrics.jsonl", folder / "train.log"
+    metrics.unlink(missing_ok=True)
+    before = bar.n
+    with log.open("w") as log_file, subprocess.Popen(command, stdout=log_file, stderr=log_file) as process:
+        while process.poll() is None:
+            time.sleep(0.2)
+            if metrics.exists():
+                bar.n = before + metrics.read_text().count("\n")
+                bar.refresh()
+    if process.returncode:
+        raise InputError(f"train.py --norm {norm} failed: {(log.read_text().splitlines() or ['no output'])[-1]}")
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    bar.n = before + len(losses)
+    bar.refresh()
+    return losses
+
+
+def judge(losses: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """For each run beside the reference: its differences, and whether they are explained by rounding."""
+    import numpy as np
+
+    reference = np.array(losses["reference"])
+    spacing = float(np.spacing(np.float32(reference[0])))
+    allowed = DRIFT * np.maximum.accumulate(np.maximum(np.abs(np.array(losses["control"]) - reference), spacing))
+    allowed[0] = LAST_PLACES * spacing
+    verdicts = {}
+    for name, values in losses.items():
+        difference = np.abs(np.array(values) - reference)
+        over = np.flatnonzero(~(difference <= allowed))  # a loss that is no number is over as well
+        verdicts[name] = {
+            "first_difference": float(difference[0]),
+            "largest_difference": float(difference.max()),
+            "final_loss": values[-1],
+            "passes": over.size == 0,
+            "first_step_over": int(over[0]) if over.size else None,
+        }
+    return verdicts
+
+
+def plot(losses: dict[str, list[float]], path: Path, title: str) -> None:
+    """Loss curves above, the absolute difference from the reference below, on a log axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")
+    smallest = 1e-8
+    for i, (name, values) in enumerate(losses.items()):
+        look = {"control": {"color": "0.45"}, "impostor": {"color": "C3"}}.get(name, {"color": f"C{i}"})
+        if name == "reference":
+            above.plot(values, label=name, color="0.8", linewidth=5)
+            continue
+        style = ["-", "--", ":"][i % 3]
+        above.plot(values, label=name, linestyle=style, linewidth=1.3, **look)
+        difference = np.abs(np.array(values) - np.array(losses["reference"]))
+        below.plot(np.maximum(difference, smallest), label=name, linestyle=style, linewidth=1.3, **look)
+    above.set(ylabel="training loss, nats a token", title=title)
+    below.set(xlabel="step", ylabel="|loss − reference's|", yscale="log")
+    below.axhline(smallest, color="0.9", linewidth=1)
+    below.text(0, smallest * 1.3, "equal to the last bit", color="0.5", fontsize=8)
+    for axes in (above, below):
+        axes.legend(frameon=False, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    args = parse_args()
+    from tqdm import tqdm
+
+    names = [name for name in args.norms.split(",") if name not in ("", "reference")]
+    runs = {"reference": "reference", **{name: name for name in names}, "control": CONTROL, "impostor": IMPOSTOR}
+    out = Path(args.out)
+    losses = {}
+    with tqdm(total=len(runs) * args.steps, unit="step", disable=None) as bar:
+        for name, norm in runs.items():
+            bar.set_description(name)
+            losses[name] = train_with(norm, out / name.replace(":", "."), args, bar)
+
+    verdicts = judge(losses)
+    impostor_found = not verdicts["impostor"]["passes"]
+    backends_pass = all(verdicts[name]["passes"] for name in names)
+    import torch
+
+    result = {
+        "arguments": vars(args),
+        "machine": f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
+        "allowed": {"last_places_at_step_0": LAST_PLACES, "times_the_control_after_it": DRIFT},
+        "parity": impostor_found and backends_pass,
+        "verdicts": verdicts,
+        "losses": losses,
+    }
+    (out / "parity.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(losses, out / "parity.png", f"one run, {len(names) + 1} norm backends")
+
+    print(f"{'norm':<24}{'step 0 differs by':>18}{'largest difference':>20}{'final loss':>12}  verdict")
+    for name, verdict in verdicts.items():
+        word = "passes" if verdict["passes"] else f"differs from step {verdict['first_step_over']} on"
+        first, largest = verdict["first_difference"], verdict["largest_difference"]
+        print(f"{name:<24}{first:>18.1e}{largest:>20.1e}{verdict['final_loss']:>12.4f}  {word}")
+    if not impostor_found:
+        print("the impostor passes, so this run is too short or too coarse to tell a wrong norm from a right one")
+    print("parity" if result["parity"] else "no parity")
+    say(f"wrote {out / 'parity.json'} and {out / 'parity.png'}")
+    sys.exit(0 if result["parity"] else 1)
+
+
+if __name__ == "__main__":
+    run(main)

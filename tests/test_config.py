@@ -1,0 +1,165 @@
+"""model/config.py: what config.json may say, what is filled in, and what is refused by name."""
+
+import json
+
+import pytest
+import transformers
+
+from kernels import InputError
+from model.config import LlamaConfig
+
+VALUES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-3,
+}
+
+
+def test_every_key_reaches_its_field():
+    given = VALUES | {"head_dim": 14, "rope_theta": 5000.0, "tie_word_embeddings": True, "initializer_range": 0.03}
+    given |= {"bos_token_id": 1, "eos_token_id": [2, 5]}
+    config = LlamaConfig.from_dict(given)
+    assert {key: getattr(config, key) for key in given} == given
+
+
+@pytest.mark.parametrize("absent", [{}, {"head_dim": None, "num_key_value_heads": None}])
+def test_what_llama_leaves_out_is_filled_in(absent):
+    config = LlamaConfig.from_dict({k: v for k, v in VALUES.items() if k != "num_key_value_heads"} | absent)
+    assert (config.head_dim, config.num_key_value_heads) == (12, 4)
+    assert (config.rope_theta, config.tie_word_embeddings, config.end_ids()) == (10000.0, False, set())
+
+
+def test_a_stated_head_dim_needs_no_divisible_hidden_size():
+    assert LlamaConfig.from_dict(VALUES | {"hidden_size": 50, "head_dim": 6}).head_dim == 6
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "number"),
+    [("rms_norm_eps", "1e-05", 1e-5), ("rope_theta", "500000", 500000.0), ("vocab_size", "61", 61)],
+)
+def test_a_number_written_as_text_is_converted(key, text, number):
+    value = getattr(LlamaConfig.from_dict(VALUES | {key: text}), key)
+    assert value == number
+    assert type(value) is type(number)
+
+
+@pytest.mark.parametrize(
+    ("found", "theta"),
+    [
+        ({}, 10000.0),
+        ({"rope_theta": 5000.0}, 5000.0),
+        ({"rope_parameters": None}, 10000.0),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}, 500000.0),
+        ({"rope_parameters": {"rope_theta": "500000"}}, 500000.0),
+        ({"rope_parameters": {"rope_theta": 500000.0}, "rope_theta": 500000}, 500000.0),
+    ],
+)
+def test_rope_theta_is_found_where_old_and_new_configs_keep_it(found, theta):
+    assert LlamaConfig.from_dict(VALUES | found).rope_theta == theta
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("rms_norm_eps", bad) for bad in (0, -1e-5, "abc", "", True, [1e-5], float("nan"), float("inf"))],
+        *[("rope_theta", bad) for bad in (0, -1.0, "abc", True)],
+        *[("vocab_size", bad) for bad in (0, -61, 61.5, True, "many")],
+        pytest.param("vocab_size", 10**400, id="vocab_size-10**400"),
+        *[("num_hidden_layers", bad) for bad in (0, False, {})],
+        *[("initializer_range", bad) for bad in (-0.02, "wide")],
+        *[("head_dim", bad) for bad in (0, 13)],
+        ("model_type", "mistral"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("hidden_act", "gelu"),
+        ("pretraining_tp", 2),
+        ("attention_dropout", 0.1),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_parameters", "default"),
+        ("sliding_window", 4096),
+        ("rms_norm_epsilon", 1e-5),
+        ("tie_word_embeddings", "false"),
+        ("eos_token_id", "2"),
+    ],
+)
+def test_a_value_that_cant_be_honoured_is_refused_by_key_and_value(key, value):
+    with pytest.raises(InputError) as refusal:
+        LlamaConfig.from_dict(VALUES | {key: value})
+    assert key in str(refusal.value)
+    assert (value if isinstance(value, str) else json.dumps(value)) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"hidden_size": 50}, ["hidden_size 50", "num_attention_heads 4"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads 4", "num_key_value_heads 3"]),
+        ({"rope_parameters": {"rope_theta": 500000.0}, "rope_theta": 10000.0}, ["rope_theta", "10000.0", "500000.0"]),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 32}}, ["rope_parameters", "'llama3'"]),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused_by_key_and_value(changed, named):
+    with pytest.raises(InputError) as refusal:
+        LlamaConfig.from_dict(VALUES | changed)
+    assert [part for part in named if part not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize("key", sorted(VALUES.keys() - {"num_key_value_heads"}))
+@pytest.mark.parametrize("value", ["missing", None])
+def test_a_missing_or_null_key_is_refused_by_name(key, value):
+    values = {k: v for k, v in VALUES.items() if k != key} | ({} if value == "missing" else {key: value})
+    with pytest.raises(InputError, match=f"^{key} is (missing|null);"):
+        LlamaConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no config"),
+        (b"", "can't be read as JSON"),
+        (b"{'vocab_size': 61}", "can't be read as JSON"),
+        (b"\xff\xfe", "can't be read as JSON"),
+        (b"[1, 2]", "holds a list"),
+        (b"null", "holds a NoneType"),
+        (json.dumps(VALUES | {"rms_norm_eps": None}).encode(), "rms_norm_eps is missing"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_with_its_path(tmp_path, content, reason):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as refusal:
+        LlamaConfig.load(path)
+    assert str(path) in str(refusal.value)
+    assert reason in str(refusal.value)
+
+
+@pytest.mark.parametrize("in_file", [{}, {"rms_norm_eps": None}, {"rms_norm_eps": 1e-5}])
+def test_rms_norm_eps_of_the_caller_overrides_the_file(tmp_path, in_file):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in VALUES.items() if k != "rms_norm_eps"} | in_file))
+    assert LlamaConfig.load(path, rms_norm_eps=7e-4).rms_norm_eps == 7e-4
+    with pytest.raises(InputError, match="rms_norm_eps is 0;"):
+        LlamaConfig.load(path, rms_norm_eps=0)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(None, set()), (2, {2}), (0, {0}), ([2, 5], {2, 5}), ([], set())])
+def test_end_ids_are_one_several_or_none(eos, ids):
+    assert LlamaConfig.from_dict(VALUES | {"eos_token_id": eos}).end_ids() == ids
+
+
+@pytest.mark.parametrize("eos", [None, 2, [2, 5]])
+@pytest.mark.parametrize("tied", [False, True])
+def test_to_dict_comes_back_equal_by_json_and_by_transformers(config, eos, tied):
+    config = LlamaConfig.from_dict(config.to_dict() | {"eos_token_id": eos, "tie_word_embeddings": tied})
+    theirs = transformers.LlamaConfig(**config.to_dict())
+    assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert LlamaConfig.from_dict(theirs.to_dict()) == config
+    assert (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"]) == (config.rms_norm_eps, config.rope_theta)
+    assert (theirs.num_key_value_heads, theirs.head_dim) == (config.num_key_value_heads, config.head_dim)

@@ -1,0 +1,311 @@
+"""Every backend against the contract of kernels/reference.py. The oracle is NumPy or autograd, in float64.
+
+Tests take the norm as an argument, so that test_planted_faults.py can hand them wrong ones.
+"""
+
+import shutil
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+import kernels
+from tests.conftest import CPU
+
+EPS = 3e-3  # unlike any model's, so that a literal in the code can't pass
+HALF = [torch.float16, torch.bfloat16]
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is made for Linux alone")
+EAGER = ["reference", "torch", pytest.param("triton", marks=needs_triton)]  # compile has a shorter list, at the end
+
+
+@pytest.fixture(params=EAGER)
+def backend(request):
+    return kernels.load_backend(request.param, CPU)
+
+
+@pytest.fixture
+def rms_norm(backend):
+    return backend.rms_norm
+
+
+def rows(*shape, dtype=torch.float32, scale=0.05, seed=0):
+    """Random rows whose mean square, 0.0025, is about EPS: half of what divides them."""
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def weights(size, dtype=torch.float32, seed=1):
+    return (torch.rand(size, generator=torch.Generator().manual_seed(seed)) + 0.5).to(dtype)
+
+
+def oracle(x, weight, eps=EPS):
+    """The formula in NumPy, float64, without any rounding."""
+    x, weight = x.detach().double().numpy(), weight.detach().double().numpy()
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def truncates(norm, dtype):
+    """Triton's interpreter cuts bfloat16 off, where hardware rounds it."""
+    module = sys.modules.get("kernels.triton_rms_norm")
+    return dtype == torch.bfloat16 and module is not None and norm is module.rms_norm and module.INTERPRETED
+
+
+def unit(dtype, norm=None):
+    """Largest relative error of one rounding."""
+    return torch.finfo(dtype).eps / (1 if truncates(norm, dtype) else 2)
+
+
+def value_bound(dtype, width, norm):
+    """Relative error of y: a sum of `width` squares (halved by the root) and six operations in the wide dtype, and
+    below float32 two roundings to the narrow one."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    bound = (width / 2 + 6) * unit(wide)
+    return bound if dtype == wide else bound + 2.01 * unit(dtype, norm)
+
+
+@pytest.mark.parametrize("shape", [(7, 48), (48, 48), (2, 3, 5, 17), (768,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
+def test_values_are_the_formula(rms_norm, dtype, shape):
+    x, weight = rows(*shape, dtype=dtype), weights(shape[-1], dtype)
+    y = rms_norm(x, weight, EPS)
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    smallest = torch.finfo(dtype).smallest_normal  # below it the spacing is absolute
+    error = np.abs(y.double().numpy() - oracle(x, weight))
+    assert (error <= value_bound(dtype, shape[-1], rms_norm) * np.abs(oracle(x, weight)) + smallest).all()
+
+
+@pytest.mark.parametrize("width", [1, 3, 768, 1792, 4097, 40000])
+def test_any_width(rms_norm, width):
+    x, weight = rows(3, width), weights(width)
+    expected = oracle(x, weight)
+    # Every backend sums in blocks, whose error grows as the root of the width at most.
+    bound = (np.sqrt(width) + 6) * unit(torch.float32)
+    assert (np.abs(rms_norm(x, weight, EPS).numpy() - expected) <= bound * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize(("eps", "expected"), [(1e-5, 0.30151134), (1e-6, 0.70710678)])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_eps_of_the_model_shows_in_small_rows(rms_norm, eps, expected, dtype):
+    y = rms_norm(torch.full((2, 64), 1e-3, dtype=dtype), torch.ones(64, dtype=dtype), eps)
+    # 1e-3 itself is rounded to the dtype, then x_hat is: two roundings, and the last one of the weight is exact.
+    assert y.float().numpy() == pytest.approx(expected, rel=2.01 * unit(dtype, rms_norm) + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_half_precision_rounds_before_the_weight(rms_norm, dtype):
+    if truncates(rms_norm, dtype):
+        dtype = torch.float16  # the same kernel, in the dtype whose rounding the interpreter computes
+    x, weight = rows(64, 256, dtype=dtype), weights(256, dtype)
+    x_hat = torch.from_numpy(oracle(x, torch.ones(256))).to(dtype)
+    expected = (x_hat.double() * weight.double()).to(dtype)
+    # A float32 statistic moves x_hat by about 8 of its units, and 2^-24 * 8 is 1/1024 of float16's spacing: about
+    # 0.1 % of the elements lie so close to a rounding boundary. The other order of rounding moves about 25 %.
+    differing = (rms_norm(x, weight, EPS) != expected).double().mean().item()
+    assert differing < 0.005
+
+
+def test_statistics_are_float32_in_half_precision(rms_norm):
+    x = torch.full((2, 64), 300.0, dtype=torch.float16)  # 300^2 is above float16's largest number, 65504
+    weight = weights(64, torch.float16)
+    assert torch.equal(rms_norm(x, weight, EPS), weight.expand(2, 64))
+
+
+def test_a_row_depends_on_itself_alone(rms_norm):
+    x, weight = rows(4, 5, 48), weights(48)
+    alone = rms_norm(x[1:2, 2:3].clone(), weight, EPS)
+    other = x * 100
+    other[1, 2] = x[1, 2]
+    # The same row in another place may be summed in another order: one unit each for the root and two products.
+    torch.testing.assert_close(rms_norm(other, weight, EPS)[1:2, 2:3], alone, rtol=4 * unit(torch.float32), atol=0)
+
+
+def test_the_mean_is_not_removed(rms_norm):
+    weight = weights(48)
+    y = rms_norm(torch.full((3, 48), 2.0), weight, EPS)
+    torch.testing.assert_close(y, weight.expand(3, 48) * (2 / (4 + EPS) ** 0.5), rtol=1e-6, atol=0)
+
+
+def test_root_mean_square_is_one_at_unit_weight(rms_norm):
+    y = rms_norm(rows(9, 768, scale=3.0), torch.ones(768), 1e-12)
+    torch.testing.assert_close(y.square().mean(-1).sqrt(), torch.ones(9), rtol=1e-6, atol=0)
+
+
+def test_zero_row_gives_zero_and_a_finite_gradient(rms_norm):
+    x, weight = torch.zeros(2, 48, requires_grad=True), weights(48).requires_grad_()
+    y = rms_norm(x, weight, 1e-5)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros(2, 48))
+    torch.testing.assert_close(x.grad, (weight * 316.227766).expand(2, 48).detach(), rtol=1e-6, atol=0)
+    assert torch.equal(weight.grad, torch.zeros(48))
+
+
+def gradients(norm, x, weight, dy):
+    """dx and dweight of sum(norm(x) * dy)."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    return torch.autograd.grad(norm(x, weight, EPS), (x, weight), dy)
+
+
+def formula(x, weight, eps):
+    """Differentiable oracle, for float64 tensors."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+@pytest.mark.parametrize("shape", [(7, 48), (2, 3, 17), (600, 40), (5, 4097)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALF], ids=str)
+def test_gradients_are_those_of_the_formula(rms_norm, dtype, shape):
+    x, weight, dy = rows(*shape, dtype=dtype), weights(shape[-1], dtype), rows(*shape, dtype=dtype, scale=1.0, seed=2)
+    dx, dweight = gradients(rms_norm, x, weight, dy)
+    assert (dx.dtype, dweight.dtype) == (dtype, dtype)
+    exact_dx, exact_dweight = gradients(formula, x.double(), weight.double(), dy.double())
+    # dx is a difference, so its error is measured against its terms, weight * dy * rstd: about as large as the
+    # largest dx of its row. Up to four narrow roundings, and the sums' growth in the wide dtype.
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    narrow = 0 if dtype == wide else 4 * unit(dtype, rms_norm)
+    scale = exact_dx.abs().amax(-1, keepdim=True)
+    assert ((dx.double() - exact_dx).abs() <= (narrow + (shape[-1] / 2 + 20) * unit(wide)) * scale).all()
+    # dweight sums one product a row, each with a narrow rounding of x_hat, whose errors add up as a random walk at
+    # 6 sigma or less; then it is rounded once itself.
+    n_rows = x.numel() // shape[-1]
+    terms = (dy.double() * formula(x.double(), torch.ones(shape[-1]), EPS)).flatten(0, -2).abs().amax(0)
+    bound = (6 * np.sqrt(n_rows) * (narrow / 4 + (np.sqrt(shape[-1]) + 20) * unit(wide))) * terms
+    assert ((dweight.double() - exact_dweight).abs() <= bound + narrow * exact_dweight.abs()).all()
+
+
+def test_gradcheck_in_float64(rms_norm):
+    x, weight = rows(3, 4, 5, dtype=torch.float64).requires_grad_(), weights(5, torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, EPS), (x, weight))
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_result_and_gradients_keep_their_dtypes(rms_norm, x_dtype, weight_dtype):
+    x, weight = rows(6, 48, dtype=x_dtype), weights(48, weight_dtype)
+    dx, dweight = gradients(rms_norm, x, weight, torch.ones(6, 48, dtype=x_dtype))
+    y = rms_norm(x, weight, EPS)
+    assert (y.dtype, dx.dtype, dweight.dtype) == (x_dtype, x_dtype, weight_dtype)
+    bound = value_bound(x_dtype, 48, rms_norm)
+    assert (np.abs(y.double().numpy() - oracle(x, weight)) <= bound * np.abs(oracle(x, weight)) + 1e-7).all()
+
+
+STRIDED = {
+    "transposed": lambda: rows(48, 6).t(),
+    "every second column": lambda: rows(6, 96)[:, ::2],
+    "slice of a fused projection": lambda: rows(6, 144)[:, 48:96],
+    "swapped axes": lambda: rows(3, 5, 48).transpose(0, 1),
+    "expanded": lambda: rows(1, 48).expand(6, 48),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_strides_change_nothing(rms_norm, name):
+    x, dy, weight = STRIDED[name](), STRIDED[name]() * 20, weights(48)
+    assert not x.is_contiguous()
+    strided = (rms_norm(x, weight, EPS), *gradients(rms_norm, x, weight, dy))
+    plain = x.contiguous()
+    contiguous = (rms_norm(plain, weight, EPS), *gradients(rms_norm, plain, weight, dy.contiguous()))
+    for got, expected in zip(strided, contiguous, strict=True):
+        # Sums may run in another order. Only rounding may differ: a few units of the largest element.
+        torch.testing.assert_close(got, expected, rtol=0, atol=16 * unit(torch.float32) * expected.abs().max().item())
+
+
+def test_gradient_of_a_sum_arrives_expanded(rms_norm):
+    x, weight = rows(6, 48).requires_grad_(), weights(48).requires_grad_()
+    rms_norm(x, weight, EPS).sum().backward()  # dy is one element with strides of 0
+    dx, dweight = gradients(rms_norm, x, weight, torch.ones(6, 48))
+    torch.testing.assert_close(x.grad, dx, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weight.grad, dweight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 48), (3, 0, 48)], ids=str)
+def test_no_rows_give_an_empty_tensor(rms_norm, shape):
+    x, weight = torch.empty(shape).requires_grad_(), weights(48).requires_grad_()
+    y = rms_norm(x, weight, EPS)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == torch.Size(shape)
+    assert torch.equal(weight.grad, torch.zeros(48))
+
+
+def test_inputs_are_left_as_they_were(rms_norm):
+    inputs = [rows(6, 48), weights(48), rows(6, 48, seed=2)]
+    before = [tensor.clone() for tensor in inputs]
+    gradients(rms_norm, *inputs)
+    for tensor, copy in zip(inputs, before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+def test_repeated_runs_have_the_same_bits(rms_norm):
+    x, weight, dy = rows(700, 48), weights(48), rows(700, 48, seed=2)
+    first, second = gradients(rms_norm, x, weight, dy), gradients(rms_norm, x, weight, dy)
+    assert all(map(torch.equal, first, second))
+
+
+def test_autocast_changes_nothing(rms_norm):
+    x, weight = rows(6, 48, dtype=torch.bfloat16), weights(48)
+    plain = rms_norm(x, weight, EPS)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = rms_norm(x, weight, EPS)
+    assert inside.dtype == torch.bfloat16
+    assert torch.equal(inside, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_add_rms_norm_is_the_two_steps(backend, dtype):
+    x, residual, weight = rows(6, 48, dtype=dtype), rows(6, 48, dtype=dtype, seed=3), weights(48, dtype)
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, residual, weight)]
+    y, h = backend.add_rms_norm(*leaves, EPS)
+    assert torch.equal(h, x + residual)
+    assert torch.equal(y, backend.rms_norm(x + residual, weight, EPS))
+    dy, dh = rows(6, 48, dtype=dtype, scale=1.0, seed=4), rows(6, 48, dtype=dtype, scale=1.0, seed=5)
+    dx, dresidual, dweight = torch.autograd.grad((y, h), leaves, (dy, dh))
+    through_norm, expected_dweight = gradients(backend.rms_norm, x + residual, weight, dy)
+    # Both outputs carry gradient. Three terms are added up, in any order: two roundings of the largest partial sum.
+    expected = through_norm.double() + dh.double()
+    tolerance = 2 * unit(dtype, backend.rms_norm) * 2 * (through_norm.abs().max() + dh.abs().max()).item()
+    torch.testing.assert_close(dx.double(), expected, rtol=0, atol=tolerance)
+    assert torch.equal(dx, dresidual)
+    assert torch.equal(dweight, expected_dweight)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", EAGER)
+def test_runs_inside_a_compiled_graph(name):
+    torch._dynamo.reset()
+    norm = kernels.load_backend(name, CPU).rms_norm
+    compiled = torch.compile(lambda x, weight: norm(x * 2, weight, EPS) + 1, fullgraph=True)
+    x, weight = rows(6, 48).requires_grad_(), weights(48).requires_grad_()
+    got, expected = compiled(x, weight), norm(x * 2, weight, EPS) + 1
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    for a, b in zip(
+        torch.autograd.grad(got.sum(), (x, weight)), torch.autograd.grad(expected.sum(), (x, weight)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+SHAPE = (7, 48)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("check", "arguments"),
+    [
+        (test_values_are_the_formula, (torch.float32, SHAPE)),
+        (test_values_are_the_formula, (torch.float64, SHAPE)),
+        (test_half_precision_rounds_before_the_weight, (torch.float16,)),
+        (test_half_precision_rounds_before_the_weight, (torch.bfloat16,)),
+        (test_statistics_are_float32_in_half_precision, ()),
+        (test_gradients_are_those_of_the_formula, (torch.float32, SHAPE)),
+        (test_gradients_are_those_of_the_formula, (torch.bfloat16, SHAPE)),
+        (test_result_and_gradients_keep_their_dtypes, (torch.bfloat16, torch.float32)),
+        (test_zero_row_gives_zero_and_a_finite_gradient, ()),
+        (test_no_rows_give_an_empty_tensor, ((0, 48),)),
+        (test_strides_change_nothing, ("slice of a fused projection",)),
+    ],
+    ids=lambda value: value.__name__.removeprefix("test_") if callable(value) else str(value),
+)
+def test_compile_backend(check, arguments):
+    """Each case costs seconds of compilation, so these are the ones that a compiler could get wrong."""
+    torch._dynamo.reset()  # together they show the compiler more dtypes than its cache holds
+    check(kernels.load_backend("compile", CPU).rms_norm, *arguments)

@@ -1,0 +1,111 @@
+"""model/rope.py: the angles, the rotation, and that no cast of the model reaches them."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from model.config import LlamaConfig
+from model.rope import rotary_table, rotate
+
+
+def exact_angles(positions, head_dim, theta):
+    """p * theta^(-2i / head_dim) in float64, (T, head_dim / 2)."""
+    return np.outer(positions, theta ** (-2.0 * np.arange(head_dim // 2) / head_dim))
+
+
+def assert_exact(table, positions, head_dim, theta):
+    """cos and sin differ from the exact ones by no more than their angle does."""
+    angles = exact_angles(positions, head_dim, theta)
+    # float32 rounds the exponent (times ln theta < 16), the power, its inverse and the product: less than 32 steps
+    # of 2^-24 of the angle. Then cos and sin round once more, below 1.
+    bound = np.tile(32 * 2.0**-24 * angles + 2.0**-23, 2)
+    for part, exact in zip(table, (np.cos(angles), np.sin(angles)), strict=True):
+        assert part.dtype == torch.float32
+        assert (np.abs(part.double().numpy() - np.tile(exact, 2)) <= bound).all()
+
+
+@pytest.mark.parametrize(("head_dim", "theta"), [(2, 10000.0), (12, 5000.0), (64, 10000.0), (128, 500000.0)])
+def test_cos_and_sin_are_those_of_the_formula_in_float64(head_dim, theta):
+    positions = [0, 1, 2, 255, 256, 257, 4095]
+    assert_exact(rotary_table(torch.tensor(positions), head_dim, theta), positions, head_dim, theta)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("head_dim", "theta"), [(12, 5000.0), (128, 500000.0)])
+def test_rotation_is_transformers_bit_for_bit(dtype, head_dim, theta):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 300, head_dim, dtype=dtype), torch.randn(2, 2, 300, head_dim, dtype=dtype)
+    positions = torch.arange(3900, 4200)
+    config = transformers.LlamaConfig(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
+    table = rotary_table(positions, head_dim, theta)
+    for x, theirs in zip((q, k), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        ours = rotate(x, table)
+        assert ours.dtype == dtype
+        assert torch.equal(ours, theirs)
+
+
+def test_rotation_turns_each_pair_of_halves_by_its_angle():
+    """Elements i and i + head_dim / 2 are one complex number, multiplied by e^(i angle)."""
+    torch.manual_seed(0)
+    positions, x = torch.tensor([0, 1, 7, 63]), torch.randn(2, 3, 4, 12, dtype=torch.float64)
+    pairs = x.numpy()[..., :6] + 1j * x.numpy()[..., 6:]
+    turned = pairs * np.exp(1j * exact_angles(positions, 12, 5000.0))
+    ours = rotate(x, rotary_table(positions, 12, 5000.0)).numpy()
+    # the table is float32: 32 steps of the angle, as above, times |x| < 5
+    np.testing.assert_allclose(ours[..., :6] + 1j * ours[..., 6:], turned, rtol=0, atol=5 * 64 * 32 * 2**-24)
+
+
+def test_query_times_key_depends_on_their_distance_alone():
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 64, dtype=torch.float64)
+
+    def product(p, s):
+        at_p, at_s = (rotary_table(torch.tensor([position]), 64, 10000.0) for position in (p, s))
+        return (rotate(q, at_p) * rotate(k, at_s)).sum().item()
+
+    distances = [0, 1, 5, 40]
+    # |q| |k| < 100, times the error of two float32 angles below 200: 2 * 200 * 32 * 2^-24 = 8e-4 at most, and the
+    # products of other distances must lie further off than that
+    for p in (40, 100, 200):
+        assert [product(p, p - d) for d in distances] == pytest.approx(
+            [product(40, 40 - d) for d in distances], abs=8e-4
+        )
+    assert min(abs(product(40, 39) - product(40, s)) for s in (41, 40, 35, 0)) > 0.1
+
+
+@pytest.fixture
+def table_inside_model(make_model):
+    """The table that a layer of a model cast to bfloat16 is handed for one token at a position."""
+    config = LlamaConfig(
+        vocab_size=3, hidden_size=128, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=128, max_position_embeddings=4096, rms_norm_eps=3e-3,
+    )  # fmt: skip
+    model = make_model(config).to(torch.bfloat16)
+    seen = []
+    model.layers[0].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[2]))
+
+    @torch.no_grad()
+    def table(position):
+        caches = model.new_cache(1, 4096)
+        caches[0].length = position
+        model(torch.tensor([[1]]), caches)
+        return seen[-1]
+
+    return table
+
+
+@pytest.mark.parametrize("position", [1, 256, 257, 4095])
+def test_angles_in_a_model_cast_to_bfloat16_are_those_of_float32(table_inside_model, position):
+    """C19: in bfloat16 position 4095 would be 4096, and 257 would be 256."""
+    assert_exact(table_inside_model(position), [position], 128, 10000.0)
+
+
+@pytest.mark.parametrize(("p", "s"), [(256, 257), (4095, 4094)])
+def test_neighbouring_positions_stay_apart_in_bfloat16(table_inside_model, p, s):
+    x = torch.ones(1, 1, 1, 128, dtype=torch.bfloat16)
+    turned, other = (rotate(x, table_inside_model(position)) for position in (p, s))
+    # pair 0 turns by one radian: 2 sin(1/2) |(1, 1)| = 1.36 between the two points, and x has bfloat16's 2^-8
+    assert (turned - other)[..., [0, 64]].norm().item() == pytest.approx(2**1.5 * np.sin(0.5), abs=4 * 2**-8)

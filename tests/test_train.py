@@ -1,0 +1,230 @@
+"""The training script: its parts, whole runs on a small text, and what it refuses."""
+
+import json
+import math
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import generate
+import train
+from kernels import InputError
+from tests.test_norm_contract import needs_compiler, needs_triton
+
+TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
+CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-3,
+    "vocab_size": 290,
+}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with a text and a config; out/ of the runs goes there too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@pytest.fixture
+def trained(workplace, command):
+    """Train in the workplace with small defaults; returns metrics, stdout and stderr."""
+
+    def run(*arguments, out="out/model"):
+        defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
+        code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
+        assert code == 0, stderr
+        metrics = [json.loads(line) for line in (workplace / out / "metrics.jsonl").read_text().splitlines()]
+        return metrics, stdout, stderr
+
+    return run
+
+
+def losses(metrics):
+    return [line["loss"] for line in metrics]
+
+
+def test_learning_rate_warms_up_and_ends_at_the_minimum():
+    args = Namespace(lr=1.0, min_lr=0.1, warmup=4, steps=14)
+    rates = [train.learning_rate(step, args) for step in range(14)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[13] == pytest.approx(0.1)
+    assert rates[10] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 6 / 9)) / 2)
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_learning_rate_of_a_run_shorter_than_its_warmup(steps):
+    args = Namespace(lr=1.0, min_lr=0.1, warmup=2, steps=steps)
+    assert [train.learning_rate(step, args) for step in range(steps)] == [0.5, 1.0][:steps]
+
+
+def test_only_matrices_are_decayed(config, make_model):
+    model = make_model(config)
+    groups = train.parameter_groups(model, 0.1)
+    in_groups = [id(p) for group in groups for p in group["params"]]
+    assert sorted(in_groups) == sorted(id(p) for p in model.parameters())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    torch.optim.AdamW(groups, lr=0.01).step()
+    for name, parameter in model.named_parameters():
+        factor = 1.0 if name.endswith("norm.weight") else 1 - 0.01 * 0.1
+        assert torch.equal(parameter, before[name] * factor), name
+
+
+@pytest.mark.parametrize(("n_tokens", "n_starts"), [(9, 1), (10, 2), (12, 4)])
+def test_every_window_that_fits_is_drawn_and_no_other(n_tokens, n_starts):
+    args = Namespace(block_size=8, batch_size=200, seed=1)
+    starts = train.batch_starts(n_tokens, 0, args)
+    assert set(starts) == set(range(n_starts))  # 200 draws miss one of four with probability 4 * 0.75^200
+    assert train.windows(np.arange(n_tokens), starts, 8).shape == (200, 9)
+
+
+def test_a_step_draws_the_same_windows_whatever_came_before():
+    args = Namespace(block_size=8, batch_size=5, seed=1)
+    draws = [train.batch_starts(10**6, step, args).tolist() for step in (3, 4, 3)]
+    assert draws[0] == draws[2] != draws[1]
+
+
+@pytest.mark.parametrize(("n_train", "n_held_out"), [(8, 90), (90, 8), (7, 90)])
+def test_a_part_shorter_than_a_window_is_refused(tmp_path, n_train, n_held_out):
+    np.zeros(n_train + n_held_out, np.uint16).tofile(tmp_path / "tokens.bin")
+    (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint16", "n_train": n_train}))
+    with pytest.raises(InputError, match=f"has {min(n_train, n_held_out)} tokens; --block-size 8 needs 9"):
+        train.load_tokens(tmp_path, 8)
+
+
+def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, workplace, command):
+    metrics, stdout, stderr = trained("--steps", 60, "--lr", "1e-2", "--norm", "torch")
+    unigram_loss = float(stderr.split("the unigram distribution has ")[1].split()[0])
+    assert metrics[-1]["val_loss"] < unigram_loss / 2
+    assert len(stdout) > 20
+    assert (workplace / "out/model/loss.png").read_bytes().startswith(b"\x89PNG")
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(workplace / "out/model")
+    assert theirs.config.rms_norm_eps == 3e-3
+    tokens = train.windows(np.fromfile(next(workplace.glob("out/data/*/tokens.bin")), np.uint16), [0, 50], 32)
+    # The validation text is repetitive, so theirs must predict it as well as the metrics say ours does.
+    with torch.no_grad():
+        their_loss = theirs(input_ids=tokens, labels=tokens).loss.item()
+    assert their_loss == pytest.approx(metrics[-1]["val_loss"], rel=0.3)
+
+    code, text, _ = command(generate.main, "--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 8)
+    assert code == 0
+    assert text.startswith("def ")
+
+
+def test_metrics_have_a_line_a_step(trained):
+    metrics, _, stderr = trained("--steps", 5, "--eval-interval", 2)
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in metrics if "val_loss" in line] == [1, 3, 4]
+    assert all(line["tokens_per_s"] > 0 and line["lr"] > 0 for line in metrics)
+    assert "norm torch, eps 0.003, " in stderr
+
+
+def test_first_loss_is_that_of_knowing_nothing(trained):
+    metrics, _, _ = trained("--steps", 1)
+    # Logits of a fresh model are close to 0, so every token costs about ln(vocabulary).
+    assert losses(metrics)[0] == pytest.approx(math.log(290), rel=0.02)
+
+
+def test_a_seed_repeats_a_run_to_the_bit(trained):
+    first, again, other = (losses(trained("--seed", seed, out=f"out/{i}")[0]) for i, seed in enumerate([5, 5, 6]))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_accumulation_in_parts_of_any_size_is_the_whole_batch(trained, parts):
+    whole, _, _ = trained(out="out/whole")
+    accumulated, _, _ = trained("--grad-accum", parts, out="out/parts")
+    # The same sum in another order: float32 rounding of 64 terms, carried through five steps.
+    assert losses(accumulated) == pytest.approx(losses(whole), rel=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["reference", pytest.param("triton", marks=needs_triton)])
+def test_norm_backends_give_the_same_losses(trained, norm):
+    expected, _, _ = trained("--norm", "torch", out="out/torch")
+    got, _, _ = trained("--norm", norm, out="out/other")
+    assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
+
+
+def test_bfloat16_autocast_stays_near_float32_and_saves_float32(trained, workplace):
+    expected, _, _ = trained("--dtype", "float32", out="out/float32")
+    got, _, stderr = trained("--dtype", "bfloat16", out="out/bfloat16")
+    assert "bfloat16 on cpu" in stderr
+    assert losses(got) != losses(expected)
+    assert losses(got) == pytest.approx(losses(expected), rel=1e-2)  # 8 bits of mantissa
+    size = (workplace / "out/float32/model.safetensors").stat().st_size
+    assert (workplace / "out/bfloat16/model.safetensors").stat().st_size == size
+
+
+@needs_compiler
+def test_compiled_model_gives_the_same_losses(trained):
+    torch._dynamo.reset()
+    expected, _, _ = trained("--steps", 2, out="out/eager")
+    got, _, _ = trained("--steps", 2, "--compile", out="out/compiled")
+    assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
+
+
+def test_a_run_of_the_same_model_may_be_repeated_in_its_folder(trained):
+    trained()
+    _, _, stderr = trained()
+    assert "holds an earlier run of this model" in stderr
+
+
+REFUSED = {
+    "unknown norm": ("--norm torch2", "no norm backend is called 'torch2'"),
+    "own norm that isn't there": ("--norm nothing.here:norm", "can't import 'nothing.here'"),
+    "missing config": ("--config nothing.json", "no config at nothing.json"),
+    "missing corpus": ("--data nothing.txt", "--data nothing.txt does not exist"),
+    "empty corpus": ("--data empty.txt", "--data empty.txt holds no text"),
+    "undecodable corpus": ("--data latin.txt", "latin.txt is not UTF-8 text"),
+    "corpus shorter than a block": ("--data short.txt", "tokens; --block-size 16 needs 17"),
+    "block above the config's maximum": ("--block-size 65", "--block-size is 65 and config.json has max_position"),
+    "other model type": ("--config gpt2.json", "model_type is 'gpt2'"),
+    "no eps": ("--config no_eps.json", "no_eps.json: rms_norm_eps is missing"),
+    "heads not divisible": ("--config heads.json", "isn't divisible by num_key_value_heads 3"),
+    "more parts than sequences": ("--grad-accum 5", "--grad-accum 5 parts can't share --batch-size 4 sequences"),
+    "no steps": ("--steps 0", "'0' is no whole number above 0"),
+    "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
+    "out is a file": ("--out text.txt", "--out text.txt is a file"),
+    "out holds another model": ("--out other", "--out other holds another model"),
+}
+if not torch.cuda.is_available():
+    REFUSED["no GPU"] = ("--device cuda", "--device cuda can't be used")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_refused_in_one_line_and_leaves_nothing(name, workplace, command):
+    (workplace / "empty.txt").write_text("")
+    (workplace / "latin.txt").write_bytes("für".encode("latin-1"))
+    (workplace / "short.txt").write_text("hello there\n" * 3)
+    (workplace / "gpt2.json").write_text(json.dumps({**CONFIG, "model_type": "gpt2"}))
+    (workplace / "no_eps.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "rms_norm_eps"}))
+    (workplace / "heads.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
+    (workplace / "other").mkdir()
+    (workplace / "other/config.json").write_text(json.dumps(CONFIG))
+
+    arguments, message = REFUSED[name]
+    defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
+    code, stdout, stderr = command(train.main, *defaults.split(), *arguments.split())
+    assert code == 2
+    assert stdout == ""
+    assert stderr.splitlines()[-1].startswith("error: ")
+    assert message in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert not (workplace / "out/model").exists()
+    assert not list(workplace.rglob("*.partial"))
+    assert sorted(path.name for path in (workplace / "other").iterdir()) == ["config.json"]
