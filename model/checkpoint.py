@@ -59,18 +59,20 @@ def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> N
         "model.safetensors": lambda path: save_file(tensors, path, metadata={"format": "pt"}),
     }
     partial = {name: folder / f"{name}.partial" for name in writers}
+    path = folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, write in writers.items():
+            path = folder / name
             write(partial[name])
             with partial[name].open("rb") as file:
                 os.fsync(file.fileno())
         for name in writers:
             partial[name].replace(folder / name)
     except (OSError, SafetensorError) as error:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-        raise InputError(f"{folder} can't be written ({error}); free some space or choose another folder") from error
+        for leftover in partial.values():
+            leftover.unlink(missing_ok=True)
+        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
 
 
 def load_checkpoint(

@@ -117,7 +117,7 @@ def judge(losses: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     return verdicts
 
 
-def plot(losses: dict[str, list[float]], path: Path, title: str) -> None:
+def plot(losses: dict[str, list[float]], path: Path) -> None:
     """Loss curves above, the absolute difference from the reference below, on a log axis."""
     import matplotlib
 
@@ -125,23 +125,20 @@ def plot(losses: dict[str, list[float]], path: Path, title: str) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")
-    smallest = 1e-8
-    for i, (name, values) in enumerate(losses.items()):
-        look = {"control": {"color": "0.45"}, "impostor": {"color": "C3"}}.get(name, {"color": f"C{i}"})
-        if name == "reference":
-            above.plot(values, label=name, color="0.8", linewidth=5)
-            continue
-        style = ["-", "--", ":"][i % 3]
-        above.plot(values, label=name, linestyle=style, linewidth=1.3, **look)
-        difference = np.abs(np.array(values) - np.array(losses["reference"]))
-        below.plot(np.maximum(difference, smallest), label=name, linestyle=style, linewidth=1.3, **look)
-    above.set(ylabel="training loss, nats a token", title=title)
-    below.set(xlabel="step", ylabel="|loss − reference's|", yscale="log")
-    below.axhline(smallest, color="0.9", linewidth=1)
-    below.text(0, smallest * 1.3, "equal to the last bit", color="0.5", fontsize=8)
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 6.4), layout="constrained")
+    reference, equal = np.array(losses["reference"]), 1e-8  # a logarithm has no 0 to draw
+    above.plot(reference, label="reference", color="0.85", linewidth=6)
+    others = {name: values for name, values in losses.items() if name != "reference"}
+    for i, (name, values) in enumerate(others.items()):
+        color = {"control": "0.4", "impostor": "C3"}.get(name, ["C0", "C1", "C2", "C4", "C5"][i % 5])
+        look = {"color": color, "linestyle": ["-", "--", ":"][i % 3], "linewidth": 1.4}
+        above.plot(values, label=name, **look)
+        below.plot(np.maximum(np.abs(np.array(values) - reference), equal), **look)
+    above.set(ylabel="training loss, nats a token")
+    below.set(xlabel="step", ylabel="|loss − reference's|", yscale="log", ylim=(equal / 5, None))
+    below.text(len(reference) - 1, equal / 1.4, "equal to the last bit", color="0.4", fontsize=8, ha="right", va="top")
+    figure.legend(loc="outside upper center", ncols=len(losses), frameon=False, fontsize=9)
     for axes in (above, below):
-        axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -174,7 +171,7 @@ def main() -> None:
         "losses": losses,
     }
     (out / "parity.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(losses, out / "parity.png", f"one run, {len(names) + 1} norm backends")
+    plot(losses, out / "parity.png")
 
     print(f"{'norm':<24}{'step 0 differs by':>18}{'largest difference':>20}{'final loss':>12}  verdict")
     for name, verdict in verdicts.items():

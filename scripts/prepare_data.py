@@ -50,7 +50,10 @@ def prepare(data: str, vocab_size: int, root: Path) -> Path:
     documents = [text for text in map(_read_text, files) if text]
     if not documents:
         raise InputError(f"--data {data} holds no text; expected UTF-8 text")
-    tokenizer = train_tokenizer(documents, vocab_size)
+    try:
+        tokenizer = train_tokenizer(documents, vocab_size)
+    except InputError as error:
+        raise InputError(f"--data {data}: {error}") from error
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
     try:
