@@ -37,8 +37,8 @@ def parse_args() -> argparse.Namespace:
     add("--out", default="out/tiny", help="checkpoint directory, metrics and loss plot go here")
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action="store_true", help="run the whole model under torch.compile")
-    add("--steps", type=positive(int), default=120, help="optimiser steps")
-    add("--batch-size", type=positive(int), default=12, help="sequences a step")
+    add("--steps", type=positive(int), default=100, help="optimiser steps")
+    add("--batch-size", type=positive(int), default=16, help="sequences a step")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
     add("--grad-accum", type=positive(int), default=1, help="parts that a step's sequences are computed in")
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer; the config's, if left out")
@@ -48,8 +48,8 @@ def parse_args() -> argparse.Namespace:
     add("--weight-decay", type=not_negative(float), default=0.1, help="of matrices; norms have none")
     add("--grad-clip", type=positive(float), default=1.0, help="largest norm of the gradient")
     add("--seed", type=not_negative(int), default=1337, help="of the weights, the order of the data and the sample")
-    add("--eval-interval", type=positive(int), default=40, help="steps between validation losses")
-    add("--save-interval", type=positive(int), default=100, help="steps between checkpoints, besides the last")
+    add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
+    add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
     return parser.parse_args()
 
 
@@ -246,9 +246,7 @@ def main() -> None:
     plot_losses(metrics, meta["unigram_loss"], out / "loss.png")
     val_loss, unigram_loss = metrics[-1]["val_loss"], meta["unigram_loss"]
     say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {unigram_loss:.3f}")
-    say(
-        f"saved {out}; `python generate.py --ckpt {out}` writes text with it, like this after the first held-out tokens:"
-    )
+    say(f"saved {out}; `python generate.py --ckpt {out}` writes more than this, which follows 16 held-out tokens:")
     prompt_ids = held_out[: min(16, args.block_size)].tolist()
     n_new = min(100, config.max_position_embeddings - len(prompt_ids))
     generator = torch.Generator(device).manual_seed(args.seed)
