@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels import InputError, interpret_without_gpu
+from kernels.reference import wide_dtype
 
 if importlib.util.find_spec("triton") is None:
     raise InputError("--norm triton: the package triton is not installed; pip install triton, or use --norm torch")
@@ -46,17 +47,18 @@ def check_device(device: torch.device) -> None:
 @triton.jit
 def _forward_kernel(
     x_ptr, weight_ptr, y_ptr, rstd_ptr, n_rows,
-    D: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, COMPUTE: tl.constexpr,
+    D: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
+    wide = rstd_ptr.dtype.element_ty  # float32, or float64 for a float64 x
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]  # since rows * D may pass 2^31
     cols = tl.arange(0, COLS)[None, :]
     in_tile = (rows < n_rows) & (cols < D)
 
-    x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(COMPUTE)  # (ROWS, COLS)
+    x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / D + EPS)  # (ROWS, 1)
     x_hat = (x * rstd).to(x_ptr.dtype.element_ty)
-    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(COMPUTE)
-    y = x_hat.to(COMPUTE) * weight
+    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
+    y = x_hat.to(wide) * weight
     tl.store(y_ptr + rows * D + cols, y.to(y_ptr.dtype.element_ty), mask=in_tile)
     tl.store(rstd_ptr + rows, rstd, mask=rows < n_rows)
 
@@ -64,23 +66,24 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     dy_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, partial_ptr, n_rows, n_tiles,
-    D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, COMPUTE: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     # Each program walks over every n-th tile and keeps its own sum for dweight: no atomics, so the same bits
     # come out of every run.
+    wide = rstd_ptr.dtype.element_ty
     program = tl.program_id(0)
     cols = tl.arange(0, COLS)[None, :]
-    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(COMPUTE)  # (1, COLS)
-    dweight = tl.full((1, COLS), 0.0, COMPUTE)
+    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
+    dweight = tl.full((1, COLS), 0.0, wide)
     for tile in range(program, n_tiles, tl.num_programs(0)):
         rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         in_tile = (rows < n_rows) & (cols < D)
-        x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(COMPUTE)  # (ROWS, COLS)
-        dy = tl.load(dy_ptr + rows * D + cols, mask=in_tile, other=0.0).to(COMPUTE)
+        x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
+        dy = tl.load(dy_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)
         rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)  # (ROWS, 1)
 
         x_hat = x * rstd
-        dweight += tl.sum(dy * x_hat.to(x_ptr.dtype.element_ty).to(COMPUTE), axis=0, keep_dims=True)
+        dweight += tl.sum(dy * x_hat.to(x_ptr.dtype.element_ty).to(wide), axis=0, keep_dims=True)
         weighted = dy * weight
         projection = tl.sum(x_hat * weighted, axis=1, keep_dims=True) / D  # (ROWS, 1)
         dx = rstd * (weighted - x_hat * projection)
@@ -98,29 +101,25 @@ def _tile(n_rows: int, width: int) -> tuple[int, int, int]:
     return rows, cols, min(16, max(1, rows * cols // 512))  # about 16 elements a thread, until 16 warps
 
 
-def _compute_dtype(x: Tensor) -> tuple[torch.dtype, tl.dtype]:
-    return (torch.float64, tl.float64) if x.dtype == torch.float64 else (torch.float32, tl.float32)
-
-
 @torch.library.custom_op("rmsllama::rms_norm", mutates_args=())
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """y of x's shape and dtype, and rstd = 1 / sqrt(mean(x^2) + eps) of shape x.shape[:-1], for the backward."""
     width = x.shape[-1]
     x, weight = x.contiguous(), weight.contiguous()
-    compute, tl_compute = _compute_dtype(x)
-    y, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=compute)
+    y, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=wide_dtype(x))
     n_rows = rstd.numel()
     if x.numel():
         rows, cols, warps = _tile(n_rows, width)
-        tile = {"D": width, "ROWS": rows, "COLS": cols, "COMPUTE": tl_compute, "num_warps": warps}
-        _forward_kernel[(triton.cdiv(n_rows, rows),)](x, weight, y, rstd, n_rows, EPS=eps, **tile)
+        tile = {"D": width, "ROWS": rows, "COLS": cols, "num_warps": warps}
+        with torch.cuda.device_of(x):  # Triton launches on the current GPU
+            _forward_kernel[(triton.cdiv(n_rows, rows),)](x, weight, y, rstd, n_rows, EPS=eps, **tile)
     return y, rstd
 
 
 @_rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return y, x.new_empty(x.shape[:-1], dtype=_compute_dtype(x)[0])
+    return y, x.new_empty(x.shape[:-1], dtype=wide_dtype(x))
 
 
 @torch.library.custom_op("rmsllama::rms_norm_backward", mutates_args=())
@@ -135,10 +134,10 @@ def _rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> t
     n_programs = n_tiles = triton.cdiv(n_rows, rows)
     if not INTERPRETED:
         n_programs = min(n_tiles, 4 * torch.cuda.get_device_properties(x.device).multi_processor_count)
-    compute, tl_compute = _compute_dtype(x)
-    partial = x.new_empty((n_programs, width), dtype=compute)
-    tile = {"D": width, "ROWS": rows, "COLS": cols, "COMPUTE": tl_compute, "num_warps": warps}
-    _backward_kernel[(n_programs,)](dy, x, weight, rstd, dx, partial, n_rows, n_tiles, **tile)
+    partial = x.new_empty((n_programs, width), dtype=rstd.dtype)
+    tile = {"D": width, "ROWS": rows, "COLS": cols, "num_warps": warps}
+    with torch.cuda.device_of(x):
+        _backward_kernel[(n_programs,)](dy, x, weight, rstd, dx, partial, n_rows, n_tiles, **tile)
     return dx, partial.sum(0).to(weight.dtype)
 
 

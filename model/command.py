@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -33,29 +34,22 @@ class Parser(argparse.ArgumentParser):
 
 def positive(kind: type) -> Callable[[str], int | float]:
     """An argparse type: a number above 0."""
-
-    def parse(text: str) -> int | float:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = None
-        if number is None or not 0 < number < float("inf"):
-            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number above 0")
-        return number
-
-    return parse
+    return _number(kind, "above 0", lambda number: 0 < number < math.inf)
 
 
 def not_negative(kind: type) -> Callable[[str], int | float]:
     """An argparse type: 0, or a number above it."""
+    return _number(kind, "from 0 on", lambda number: 0 <= number < math.inf)
 
+
+def _number(kind: type, where: str, fits: Callable[[int | float], bool]) -> Callable[[str], int | float]:
     def parse(text: str) -> int | float:
         try:
             number = kind(text)
         except ValueError:
-            number = None
-        if number is None or not 0 <= number < float("inf"):
-            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number from 0 on")
+            number = math.nan
+        if not fits(number):
+            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number {where}")
         return number
 
     return parse

@@ -8,8 +8,7 @@ import torch
 
 from model.attention import Attention, KVCache
 from model.rope import rotary_table, rotate
-
-CPU = torch.device("cpu")
+from tests.conftest import CPU
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from kernels import InputError
 from model import checkpoint
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.norm import RMSNorm
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 TOKENIZER = SimpleNamespace(proto=b"the bytes of a tokenizer")
 TOKENS = torch.arange(60).view(3, 20)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"

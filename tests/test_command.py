@@ -14,9 +14,9 @@ import train
 from kernels import InputError
 from model.command import Parser, choose_autocast_dtype, choose_device, not_negative, positive
 from scripts import prepare_data
+from tests.conftest import CPU
 
 REPOSITORY = Path(__file__).parent.parent
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("main", [train.main, generate.main, prepare_data.main])

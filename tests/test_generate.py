@@ -16,20 +16,11 @@ from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
 from model.tokenizer import Tokenizer, train_tokenizer
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 PROMPT = "once\n  upon 🙂"
 LOGITS = [0.3, -1.0, 2.0, 0.9, -0.2, 1.4, -3.0]
 TIED = [1.0, 0.0, 1.0, 0.0, 1.0, -1.0]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads that wait for each other cost more than these small models, tenfold where the machine is busy."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_threads)
 
 
 def greedy(model: Llama, ids: list[int], n_new: int, n_ids: int | None = None) -> list[int]:

@@ -11,8 +11,8 @@ import kernels
 from model.checkpoint import to_file_name
 from model.llama import Llama
 from model.norm import RMSNorm
+from tests.conftest import CPU
 
-CPU = torch.device("cpu")
 # float32 logits lie at the end of 3 layers of 7 products and the head, each a sum of up to 80 terms whose roundings
 # add up at random: 22 * sqrt(80) * 2^-24 of the largest logit.
 FLOAT32_BOUND = 22 * 80**0.5 * 2**-24

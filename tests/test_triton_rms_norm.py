@@ -66,7 +66,7 @@ from kernels import triton_rms_norm as kernels
 
 def compiled(kernel, dtype, width, constants):
     rows, cols, warps = kernels._tile(4096, width)
-    constants |= {"D": width, "ROWS": rows, "COLS": cols, "COMPUTE": kernels.tl.float32}
+    constants |= {"D": width, "ROWS": rows, "COLS": cols}
     signature = {name: "constexpr" if name in constants else "i32" if name.startswith("n_") else f"*{dtype}"
                  for name in kernel.arg_names}
     for name in ("rstd_ptr", "partial_ptr"):
