@@ -225,7 +225,12 @@ def main() -> None:
                     part_loss = summed_loss(forward, part) / n_targets
                 part_loss.backward()
                 loss += part_loss.detach()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
+            if not torch.isfinite(grad_norm):  # clipping by it would write NaN into every weight
+                raise InputError(
+                    f"step {step}: the loss is {loss.item():g} and the gradient's norm {grad_norm.item():g}; "
+                    f"stopped before the weights took it, {out} has what was saved before; try a lower --lr"
+                )
             optimizer.step()
             optimizer.zero_grad()
 

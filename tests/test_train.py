@@ -178,6 +178,17 @@ def test_compiled_model_gives_the_same_losses(trained):
     assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
+    trained("--steps", 2)
+    saved = (workplace / "out/model/model.safetensors").read_bytes()
+    monkeypatch.setattr(train, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
+    defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
+    code, _, stderr = command(train.main, *defaults.split())
+    assert code == 2
+    assert "error: step 0: the loss is " in stderr
+    assert (workplace / "out/model/model.safetensors").read_bytes() == saved
+
+
 def test_a_run_of_the_same_model_may_be_repeated_in_its_folder(trained):
     trained()
     _, _, stderr = trained()
