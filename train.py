@@ -32,7 +32,7 @@ EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.split(":")[0])
     add = parser.add_argument
-    add("--config", default="configs/tiny.json", help="the model's shape, a config.json")
+    add("--config", default=Path(__file__).parent / "configs/tiny.json", help="the model's shape, a config.json")
     add("--data", default="python", help="python (its standard library's source), shakespeare, a text file or a folder")
     add("--out", default="out/tiny", help="checkpoint directory, metrics and loss plot go here")
     parser.add_backend_arguments(["float32", "bfloat16"])

@@ -61,7 +61,7 @@ def parse_args() -> argparse.Namespace:
     add("--norms", default="reference,torch,triton", help="backends to compare with the reference, after commas")
     add("--steps", type=positive(int), default=100, help="optimiser steps of each run")
     add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
-    add("--config", default="configs/tiny.json", help="the model's shape, a config.json")
+    add("--config", default=ROOT / "configs/tiny.json", help="the model's shape, a config.json")
     add("--data", default="python", help="the corpus, as train.py takes it")
     add("--batch-size", type=positive(int), default=8, help="sequences a step")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
@@ -163,7 +163,7 @@ def main() -> None:
     import torch
 
     result = {
-        "arguments": vars(args),
+        "arguments": {name: str(value) for name, value in vars(args).items()},
         "machine": f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
         "allowed": {"last_places_at_step_0": LAST_PLACES, "times_the_control_after_it": DRIFT},
         "parity": impostor_found and backends_pass,
