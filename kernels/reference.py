@@ -21,10 +21,20 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
     """
+    return scale(normalize(x, eps), weight)
+
+
+def normalize(x: Tensor, eps: float) -> Tensor:
+    """x_hat, rounded to x's dtype."""
     wide = x.to(wide_dtype(x))
     mean_square = wide.square().mean(-1, keepdim=True)  # (..., 1)
-    x_hat = (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
-    return (x_hat.to(wide.dtype) * weight.to(wide.dtype)).to(x.dtype)
+    return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+
+
+def scale(x_hat: Tensor, weight: Tensor) -> Tensor:
+    """x_hat times weight, rounded to x_hat's dtype."""
+    wide = wide_dtype(x_hat)
+    return (x_hat.to(wide) * weight.to(wide)).to(x_hat.dtype)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

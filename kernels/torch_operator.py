@@ -6,11 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.reference import wide_dtype
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The contract of kernels/reference.py, computed by F.rms_norm."""
+    # torch 2.6 rounds the root to half precision before the product, 2.13 doesn't; no version between was tried.
+    wide = x if torch.__version__ >= "2.13" else x.to(wide_dtype(x))
     # eps is always passed: without it F.rms_norm takes the machine epsilon of the dtype.
-    x_hat = F.rms_norm(x, x.shape[-1:], eps=eps).to(x.dtype)  # autocast may have widened it
+    x_hat = F.rms_norm(wide, x.shape[-1:], eps=eps).to(x.dtype)  # autocast may have widened it
     return (x_hat * weight).to(x.dtype)
 
 

@@ -75,7 +75,8 @@ def _backward_kernel(
     cols = tl.arange(0, COLS)[None, :]
     weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
     dweight = tl.full((1, COLS), 0.0, wide)
-    for tile in range(program, n_tiles, tl.num_programs(0)):
+    tile = program
+    while tile < n_tiles:  # no range: the interpreter of Triton 3.2 can't count with NumPy 2.4
         rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         in_tile = (rows < n_rows) & (cols < D)
         x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
@@ -88,6 +89,7 @@ def _backward_kernel(
         projection = tl.sum(x_hat * weighted, axis=1, keep_dims=True) / D  # (ROWS, 1)
         dx = rstd * (weighted - x_hat * projection)
         tl.store(dx_ptr + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=in_tile)
+        tile += tl.num_programs(0)
     tl.store(partial_ptr + program * D + cols, dweight, mask=cols < D)
 
 

@@ -72,7 +72,7 @@ def compiled(kernel, dtype, width, constants):
     for name in ("rstd_ptr", "partial_ptr"):
         if name in signature:
             signature[name] = "*fp32"
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(k),): v for k, v in constants.items()})
+    source = ASTSource(kernel, signature, constants)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
 
 assert not kernels.INTERPRETED
