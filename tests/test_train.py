@@ -173,8 +173,9 @@ def test_bfloat16_autocast_stays_near_float32_and_saves_float32(trained, workpla
 @needs_compiler
 def test_compiled_model_gives_the_same_losses(trained):
     torch._dynamo.reset()
-    expected, _, _ = trained("--steps", 2, out="out/eager")
-    got, _, _ = trained("--steps", 2, "--compile", out="out/compiled")
+    # Adam's first steps go by the sign of a gradient, also where that is rounding alone: a small step keeps it small.
+    expected, _, _ = trained("--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5", out="out/eager")
+    got, _, _ = trained("--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5", "--compile", out="out/compiled")
     assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
 
 
