@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,7 @@ def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> N
             write(partial[name])
             with partial[name].open("rb") as file:
                 os.fsync(file.fileno())
+        shutil.copymode(partial["config.json"], partial["model.safetensors"])  # safetensors makes it private
         for name in writers:
             partial[name].replace(folder / name)
     except (OSError, SafetensorError) as error:

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     import torch
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """States a default where there is one to state."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        nothing = action.default is None or action.default is False or action.default == ""
+        return action.help if nothing else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with the whole of --help to read, defaults included, and errors that fit one line."""
 
     def __init__(self, description: str) -> None:
-        super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(description=description, formatter_class=_Help)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")

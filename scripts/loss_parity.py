@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import InputError
-from model.command import Parser, positive, run, say
+from kernels import USAGE, InputError, load_backend
+from model.command import Parser, choose_device, not_negative, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
@@ -58,14 +58,14 @@ def impostor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--norms", default="reference,torch,triton", help="backends to compare with the reference, after commas")
+    add("--norms", default="reference,torch,triton", help=f"compared with the reference, comma-separated: {USAGE}")
     add("--steps", type=positive(int), default=100, help="optimiser steps of each run")
     add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
     add("--config", default=ROOT / "configs/tiny.json", help="the model's shape, a config.json")
     add("--data", default="python", help="the corpus, as train.py takes it")
     add("--batch-size", type=positive(int), default=8, help="sequences a step")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
-    add("--seed", type=positive(int), default=1337, help="of the weights and the order of the data")
+    add("--seed", type=not_negative(int), default=1337, help="of the weights and the order of the data")
     add("--device", default="auto", help="as train.py takes it")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
     return parser.parse_args()
@@ -82,11 +82,14 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
     metrics.unlink(missing_ok=True)
     before = bar.n
     with log.open("w") as log_file, subprocess.Popen(command, stdout=log_file, stderr=log_file) as process:
-        while process.poll() is None:
-            time.sleep(0.2)
-            if metrics.exists():
-                bar.n = before + metrics.read_text().count("\n")
-                bar.refresh()
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if metrics.exists():
+                    bar.n = before + metrics.read_text().count("\n")
+                    bar.refresh()
+        finally:
+            process.terminate()  # after Ctrl-C; nothing where the run has ended
     if process.returncode:
         raise InputError(f"train.py --norm {norm} failed: {(log.read_text().splitlines() or ['no output'])[-1]}")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
@@ -149,6 +152,8 @@ def main() -> None:
     from tqdm import tqdm
 
     names = [name for name in args.norms.split(",") if name not in ("", "reference")]
+    for name in names:
+        load_backend(name, choose_device(args.device))  # a name that is wrong is said before the first run
     runs = {"reference": "reference", **{name: name for name in names}, "control": CONTROL, "impostor": IMPOSTOR}
     out = Path(args.out)
     losses = {}

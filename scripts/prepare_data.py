@@ -170,7 +170,7 @@ def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float | None:
 def main() -> None:
     parser = Parser(__doc__.split("\n")[0])
     parser.add_argument("--data", default="python", help="python, shakespeare, a UTF-8 text file or a folder of them")
-    parser.add_argument("--vocab-size", type=positive(int), default=2048, help="pieces of the tokenizer")
+    parser.add_argument("--vocab-size", type=positive(int), default=1024, help="pieces of the tokenizer")
     parser.add_argument("--out", default="out/data", help="folder that the prepared data goes to")
     args = parser.parse_args()
     folder = prepare(args.data, args.vocab_size, Path(args.out))
