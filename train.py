@@ -43,14 +43,17 @@ def parse_args() -> argparse.Namespace:
     add("--grad-accum", type=positive(int), default=1, help="parts that a step's sequences are computed in")
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer; the config's, if left out")
     add("--lr", type=positive(float), default=2e-3, help="learning rate at its peak")
-    add("--min-lr", type=not_negative(float), default=1e-4, help="learning rate at the end of the cosine")
+    add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine; if left out, --lr / 20")
     add("--warmup", type=not_negative(int), default=20, help="steps of rising learning rate")
     add("--weight-decay", type=not_negative(float), default=0.1, help="of matrices; norms have none")
     add("--grad-clip", type=positive(float), default=1.0, help="largest norm of the gradient")
     add("--seed", type=not_negative(int), default=1337, help="of the weights, the order of the data and the sample")
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.min_lr is None:
+        args.min_lr = args.lr / 20
+    return args
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
@@ -207,7 +210,10 @@ def main() -> None:
                 total += summed_loss(forward, windows(held_out, starts, args.block_size).to(device)).item()
         return total / (EVAL_SEQUENCES * args.block_size)
 
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {out} can't be made ({error.strerror}); name a folder that can") from error
     metrics = []
     with (out / "metrics.jsonl").open("w") as metrics_file, tqdm(total=args.steps, unit="step", disable=None) as bar:
         for step in range(args.steps):
@@ -229,7 +235,7 @@ def main() -> None:
             if not torch.isfinite(grad_norm):  # clipping by it would write NaN into every weight
                 raise InputError(
                     f"step {step}: the loss is {loss.item():g} and the gradient's norm {grad_norm.item():g}; "
-                    f"stopped before the weights took it, {out} has what was saved before; try a lower --lr"
+                    "stopped before the weights took it, and the last checkpoint stands; try a lower --lr"
                 )
             optimizer.step()
             optimizer.zero_grad()

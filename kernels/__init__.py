@@ -83,7 +83,7 @@ def _own_function(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, TypeError, SyntaxError) as error:
         raise InputError(
             f"norm '{name}': can't import '{module_name}' ({error}); expected package.module:function, "
             f"importable from {os.getcwd()}"

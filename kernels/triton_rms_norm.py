@@ -100,7 +100,7 @@ def _tile(n_rows: int, width: int) -> tuple[int, int, int]:
         rows = max(1, min(2**18 // cols, triton.next_power_of_2(n_rows)))
         return rows, cols, 1
     rows = max(1, 1024 // cols)
-    return rows, cols, min(16, max(1, rows * cols // 512))  # about 16 elements a thread, until 16 warps
+    return rows, cols, min(32, max(1, rows * cols // 512))  # about 16 elements a thread, until 32 warps
 
 
 @torch.library.custom_op("rmsllama::rms_norm", mutates_args=())
@@ -163,4 +163,8 @@ _rms_norm.register_autograd(_backward, setup_context=_save_for_backward)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The contract of kernels/reference.py, in one kernel forward and one backward."""
+    if weight.shape != x.shape[-1:] or not x.is_floating_point():
+        raise ValueError(
+            f"x is {x.dtype} of shape {tuple(x.shape)} and weight {tuple(weight.shape)}; expected (..., D), (D,)"
+        )
     return _rms_norm(x, weight, eps)[0]

@@ -2,7 +2,9 @@
 
 Rounding alone makes two right runs drift apart, so a difference means nothing until it has a scale. Two more runs
 give it one. The control is the reference with its sum taken in another order: equally right, differently rounded.
-The impostor is a norm that is slightly wrong, which has to be told apart, or the run can't see. A backend passes when
+The impostor is a norm that is slightly wrong, which has to be told apart, or the run can't see. (Its other order of
+rounding shows only where a norm's input is half precision; under autocast that is the float32 residual stream.)
+A backend passes when
 
     at step 0     its loss differs from the reference by at most 8 units in the last place of the loss
     after it      its difference never passes 10 times the largest that the control has shown up to that step
@@ -151,7 +153,10 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm
 
-    names = [name for name in args.norms.split(",") if name not in ("", "reference")]
+    names = [name.strip() for name in args.norms.split(",")]
+    names = [name for name in names if name not in ("", "reference")]
+    if not names or {"control", "impostor"} & set(names):
+        raise InputError(f"--norms is '{args.norms}'; expected norms to compare with the reference: {USAGE}")
     for name in names:
         load_backend(name, choose_device(args.device))  # a name that is wrong is said before the first run
     runs = {"reference": "reference", **{name: name for name in names}, "control": CONTROL, "impostor": IMPOSTOR}

@@ -1,6 +1,10 @@
 """What the test files share: a small model with weights worth testing, and commands called in this process."""
 
+import os
 import sys
+
+# The suite compares with CPU results and runs Triton in its interpreter, also where there is a GPU.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch

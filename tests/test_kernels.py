@@ -35,6 +35,7 @@ def test_unknown_name_is_answered_with_the_known_ones(name):
         ("kernels.reference:layer_norm", "has no function 'layer_norm'"),
         ("kernels.reference:", "has no function ''"),
         (":rms_norm", "can't import ''"),
+        (".relative:rms_norm", "can't import '.relative'"),
         ("kernels.reference:torch.nn", "has no function 'torch.nn'"),
     ],
 )

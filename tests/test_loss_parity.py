@@ -121,6 +121,14 @@ def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatc
     assert (tmp_path / "parity/parity.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("norms", ["", "reference", "control", "torch,nope"])
+def test_norms_that_compare_nothing_are_refused_before_any_run(tmp_path, monkeypatch, command, norms):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(loss_parity.main, "--norms", norms, "--out", "parity")
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "compare with the reference" in err or "no norm backend is called 'nope'" in err
+
+
 def test_a_run_that_fails_is_reported_with_its_reason(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     code, out, err = command(loss_parity.main, "--config", "nothing.json", "--out", "parity")

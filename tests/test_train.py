@@ -10,8 +10,13 @@ import torch
 import transformers
 
 import generate
+import kernels
 import train
 from kernels import InputError
+from model.checkpoint import load_checkpoint
+from model.config import LlamaConfig
+from model.llama import Llama
+from tests.conftest import CPU
 from tests.test_norm_contract import needs_compiler, needs_triton
 
 TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
@@ -179,6 +184,45 @@ def test_compiled_model_gives_the_same_losses(trained):
     assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
 
 
+def test_a_run_is_a_plain_adamw_loop(trained, workplace):
+    metrics, _, _ = trained("--steps", 4, "--norm", "reference", "--grad-clip", 0.5, "--eval-interval", 4)
+    folder = next(workplace.glob("out/data/*"))
+    tokens, n_train = (
+        np.fromfile(folder / "tokens.bin", np.uint16),
+        json.loads((folder / "meta.json").read_text())["n_train"],
+    )
+    config = LlamaConfig.load(workplace / "out/model/config.json")
+    torch.manual_seed(1337)
+    model = Llama(config, kernels.load_backend("reference", CPU))
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0}], 1.0, (0.9, 0.95), 1e-8, 0.1
+    )
+
+    def mean_loss(starts, part):
+        batch = torch.tensor(np.array([part[s : s + 17] for s in starts]).astype(int))
+        return torch.nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+
+    for step, line in enumerate(metrics):
+        for group in optimizer.param_groups:
+            group["lr"] = line["lr"]
+        starts = train.batch_starts(n_train, step, Namespace(seed=1337, block_size=16, batch_size=4))
+        loss = mean_loss(starts, tokens[:n_train])
+        assert line["loss"] == pytest.approx(loss.item(), rel=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    held_out = tokens[n_train:]
+    with torch.no_grad():
+        val_loss = mean_loss(np.linspace(0, len(held_out) - 17, 32, dtype=int), held_out).item()
+    assert metrics[-1]["val_loss"] == pytest.approx(val_loss, rel=1e-5)
+    saved = load_checkpoint(workplace / "out/model", kernels.load_backend("reference", CPU), CPU)
+    for (name, got), expected in zip(saved.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
     trained("--steps", 2)
     saved = (workplace / "out/model/model.safetensors").read_bytes()
@@ -211,6 +255,7 @@ REFUSED = {
     "more parts than sequences": ("--grad-accum 5", "--grad-accum 5 parts can't share --batch-size 4 sequences"),
     "no steps": ("--steps 0", "'0' is no whole number above 0"),
     "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
+    "out inside a file": ("--out text.txt/x", "--out text.txt/x can't be made"),
     "out is a file": ("--out text.txt", "--out text.txt is a file"),
     "out holds another model": ("--out other", "--out other holds another model"),
 }

@@ -32,6 +32,14 @@ def test_backward_operator_passes_opcheck():
     assert set(results.values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize(
+    "weight", [torch.ones(47), torch.ones(1), torch.ones(2, 48)], ids=lambda w: str(tuple(w.shape))
+)
+def test_a_weight_of_another_shape_is_refused(weight):
+    with pytest.raises(ValueError, match=r"expected \(..., D\), \(D,\)"):
+        triton_rms_norm.rms_norm(rows(5, 48), weight, EPS)
+
+
 @pytest.mark.parametrize("tile_rows", [1, 2, 8])
 def test_tiles_of_any_height_give_the_same(monkeypatch, tile_rows):
     """On a GPU a tile has few rows, and a program takes several tiles."""
