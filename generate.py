@@ -15,12 +15,14 @@ from kernels import InputError
 from model.command import Parser, choose_device, not_negative, positive, run, say
 
 if TYPE_CHECKING:
+    import argparse
+
     import torch
 
     from model.llama import Llama
 
 
-def parse_args() -> object:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.split(":")[0])
     add = parser.add_argument
     add("--ckpt", default="out/tiny", help="directory with config.json, model.safetensors and tokenizer.model")

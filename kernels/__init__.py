@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 # Torch is imported by the backends, not here: a command must be able to list the names in its --help at once.
 BACKENDS = {
-    "reference": "the formula in eager PyTorch",
-    "torch": "PyTorch's own operator",
-    "compile": "the formula under torch.compile",
-    "triton": "our fused Triton kernels (in Triton's interpreter where there is no GPU)",
-}
-MODULES = {
     "reference": "kernels.reference",
     "torch": "kernels.torch_operator",
     "compile": "kernels.compiled",
@@ -58,9 +52,9 @@ def load_backend(name: str, device: torch.device) -> Backend:
     if ":" in name:
         rms_norm = _own_function(name)
         return Backend(name, rms_norm, _add_then(rms_norm))
-    if name not in MODULES:
+    if name not in BACKENDS:
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
-    module = importlib.import_module(MODULES[name])
+    module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
     return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, _add_then(module.rms_norm))
 

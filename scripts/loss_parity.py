@@ -39,13 +39,13 @@ CONTROL, IMPOSTOR = "scripts.loss_parity:control", "scripts.loss_parity:impostor
 
 def control(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference with its mean taken as that of the even columns and the odd ones."""
-    from kernels.reference import wide_dtype
+    from kernels.reference import scale, wide_dtype
 
     wide = x.to(wide_dtype(x))
     squares = wide.square()
     total = squares[..., ::2].sum(-1, keepdim=True) + squares[..., 1::2].sum(-1, keepdim=True)
     x_hat = (wide * (total / x.shape[-1] + eps).rsqrt()).to(x.dtype)
-    return (x_hat.to(wide.dtype) * weight.to(wide.dtype)).to(x.dtype)
+    return scale(x_hat, weight)
 
 
 def impostor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
