@@ -50,13 +50,12 @@ def load_backend(name: str, device: torch.device) -> Backend:
     if name == "auto":
         name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
-        rms_norm = _own_function(name)
-        return Backend(name, rms_norm, _add_then(rms_norm))
+        return _own_backend(name)
     if name not in BACKENDS:
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
-    return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, _add_then(module.rms_norm))
+    return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm)
 
 
 def interpret_without_gpu() -> None:
@@ -71,7 +70,7 @@ def interpret_without_gpu() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def _own_function(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
+def _own_backend(name: str) -> Backend:
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
         sys.path.append(os.getcwd())
@@ -88,12 +87,17 @@ def _own_function(name: str) -> Callable[[Tensor, Tensor, float], Tensor]:
             f"norm '{name}': module '{module_name}' has no function '{function_name}'; "
             "expected a function (x, weight, eps) -> y"
         )
-    return function
+    fused = getattr(module, f"add_{function_name}", None)  # (x, residual, weight, eps) -> (y, h), if there is one
+    if callable(fused):
+        return Backend(f"{name} and its add_{function_name}", function, fused)
+    return Backend(name, function, add_then(function))
 
 
-def _add_then(
+def add_then(
     rms_norm: Callable[[Tensor, Tensor, float], Tensor],
 ) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    """The two steps of add_rms_norm, for a norm that has no kernel which does both."""
+
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         h = x + residual
         return rms_norm(h, weight, eps), h

@@ -8,18 +8,21 @@ import shutil
 import torch
 from torch import Tensor
 
-from kernels import InputError, reference
+from kernels import InputError, add_then, reference
 
 # Left alone, Inductor drops the rounding of x_hat, and a quarter of the elements in half precision change their
 # last bit. fullgraph: a shape or dtype too many for Dynamo's cache is an error, not a quiet return to eager.
 OPTIONS = {"fullgraph": True, "options": {"emulate_precision_casts": True}}
 if torch.__version__ >= "2.13":
     rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
+    add_rms_norm = torch.compile(reference.add_rms_norm, **OPTIONS)
 else:  # torch 2.6 drops it on a CPU all the same, unless the graph ends there; no version between was tried
     _normalize = torch.compile(reference.normalize, **OPTIONS)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return reference.scale(_normalize(x, eps), weight)
+
+    add_rms_norm = add_then(rms_norm)
 
 
 def check_device(device: torch.device) -> None:

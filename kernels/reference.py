@@ -24,6 +24,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return scale(normalize(x, eps), weight)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h). Both carry gradient."""
+    h = x + residual
+    return rms_norm(h, weight, eps), h
+
+
 def normalize(x: Tensor, eps: float) -> Tensor:
     """x_hat, rounded to x's dtype."""
     wide = x.to(wide_dtype(x))

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import add_then
 from kernels.reference import wide_dtype
 
 
@@ -16,6 +17,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # eps is always passed: without it F.rms_norm takes the machine epsilon of the dtype.
     x_hat = F.rms_norm(wide, x.shape[-1:], eps=eps).to(x.dtype)  # autocast may have widened it
     return (x_hat * weight).to(x.dtype)
+
+
+add_rms_norm = add_then(rms_norm)
 
 
 def check_device(device: torch.device) -> None:

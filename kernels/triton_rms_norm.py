@@ -1,11 +1,14 @@
-"""RMSNorm in Triton, forward and backward, as operators that autograd and torch.compile understand.
+"""RMSNorm in Triton, forward and backward, alone or fused with the residual's addition.
 
-The kernels work on tiles of [ROWS, COLS] with COLS the width rounded up to a power of two. On a GPU a tile is
-small enough for the registers; in Triton's interpreter, where each program costs a millisecond of Python, it
-is tall. The formula and its order of rounding are those of kernels/reference.py. With x_hat = x * rstd:
+The formula and its order of rounding are those of kernels/reference.py. With x_hat = h * rstd, h = x + residual:
 
-    dx      = rstd * (weight * dy - x_hat * mean(x_hat * weight * dy))
-    dweight = sum over rows of dy * (x_hat rounded to x's dtype)
+    dx      = rstd * (weight * dy - x_hat * mean(x_hat * weight * dy)) + dh
+    dweight = sum over rows of dy * (x_hat rounded to h's dtype)
+
+The kernels work on tiles of [ROWS, COLS]. A row that fits the registers is one tile wide and is read once. A wider
+one is walked over in tiles: forward reads it a second time, from the cache, to scale it; backward finds the means in
+a first kernel and everything else in a second one. In Triton's interpreter, where each program costs milliseconds of
+Python, tiles are tall and programs few.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from kernels import InputError, interpret_without_gpu
 from kernels.reference import wide_dtype
@@ -23,6 +27,7 @@ if importlib.util.find_spec("triton") is None:
     raise InputError("--norm triton: the package triton is not installed; pip install triton, or use --norm torch")
 interpret_without_gpu()  # before the import, which is when Triton reads it
 
+import numpy as np  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
@@ -33,6 +38,14 @@ if INTERPRETED and isinstance(tl.sum, triton.JITFunction):
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
         "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
     )
+if INTERPRETED:  # a compiler can't look into interpreted kernels, so it gets operators that it takes as they are
+    from torch.library import custom_op as operator
+
+    def wrap_triton(kernel: triton.runtime.KernelInterface) -> triton.runtime.KernelInterface:
+        return kernel
+else:
+    from torch.library import triton_op as operator
+    from torch.library import wrap_triton
 
 
 def check_device(device: torch.device) -> None:
@@ -46,125 +59,300 @@ def check_device(device: torch.device) -> None:
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, weight_ptr, y_ptr, rstd_ptr, n_rows,
-    D: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    x_ptr, x_outer, x_inner, residual_ptr, residual_outer, residual_inner,
+    weight_ptr, y_ptr, h_ptr, rstd_ptr, n_rows, n_inner,
+    D: tl.constexpr, X_COL: tl.constexpr, RESIDUAL_COL: tl.constexpr, EPS: tl.constexpr, ADD: tl.constexpr,
+    WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     wide = rstd_ptr.dtype.element_ty  # float32, or float64 for a float64 x
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]  # since rows * D may pass 2^31
-    cols = tl.arange(0, COLS)[None, :]
-    in_tile = (rows < n_rows) & (cols < D)
+    narrow = y_ptr.dtype.element_ty
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
+    x_rows = x_ptr + outer * x_outer + inner * x_inner  # (ROWS, 1)
+    residual_rows = residual_ptr + outer * residual_outer + inner * residual_inner
+    out_rows = rows.to(tl.int64) * D
 
-    x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1, keep_dims=True) / D + EPS)  # (ROWS, 1)
-    x_hat = (x * rstd).to(x_ptr.dtype.element_ty)
-    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
-    y = x_hat.to(wide) * weight
-    tl.store(y_ptr + rows * D + cols, y.to(y_ptr.dtype.element_ty), mask=in_tile)
+    squares = tl.full((ROWS, COLS), 0.0, wide)
+    h = squares
+    for start in tl.range(0, D, COLS):
+        cols = start + tl.arange(0, COLS)[None, :]
+        in_tile = (rows < n_rows) & (cols < D)
+        h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
+        if ADD:
+            h += tl.load(residual_rows + cols * RESIDUAL_COL, mask=in_tile, other=0.0).to(wide)
+            h = h.to(narrow)
+            tl.store(h_ptr + out_rows + cols, h, mask=in_tile)
+            h = h.to(wide)
+        squares += h * h
+    rstd = tl.rsqrt(tl.sum(squares, axis=1, keep_dims=True) / D + EPS)  # (ROWS, 1)
     tl.store(rstd_ptr + rows, rstd, mask=rows < n_rows)
+
+    if ADD and COLS < D:
+        tl.debug_barrier()  # before a thread reads what another one has stored
+    for start in tl.range(0, D, COLS):
+        cols = start + tl.arange(0, COLS)[None, :]
+        in_tile = (rows < n_rows) & (cols < D)
+        if COLS < D:  # else h is still in the registers
+            if ADD:
+                h = tl.load(h_ptr + out_rows + cols, mask=in_tile, other=0.0).to(wide)
+            else:
+                h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)
+        y = h * rstd
+        if WEIGHT:
+            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
+            if UNIT_OFFSET:
+                weight += 1.0
+            if not ROUND_ONCE:
+                y = y.to(narrow).to(wide)
+            y *= weight
+        tl.store(y_ptr + out_rows + cols, y.to(narrow), mask=in_tile)
+
+
+@triton.jit
+def _projection_kernel(
+    dy_ptr, dy_outer, dy_inner, h_ptr, h_outer, h_inner, weight_ptr, rstd_ptr, projection_ptr, n_rows, n_inner,
+    D: tl.constexpr, DY_COL: tl.constexpr, H_COL: tl.constexpr, WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
+    wide = rstd_ptr.dtype.element_ty
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
+    products = tl.full((ROWS, COLS), 0.0, wide)
+    for start in tl.range(0, D, COLS):
+        cols = start + tl.arange(0, COLS)[None, :]
+        in_tile = (rows < n_rows) & (cols < D)
+        h = tl.load(h_ptr + outer * h_outer + inner * h_inner + cols * H_COL, mask=in_tile, other=0.0).to(wide)
+        dy = tl.load(dy_ptr + outer * dy_outer + inner * dy_inner + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
+        if WEIGHT:
+            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
+            if UNIT_OFFSET:
+                weight += 1.0
+            dy *= weight
+        products += h * dy
+    rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)
+    projection = tl.sum(products, axis=1, keep_dims=True) * rstd / D
+    tl.store(projection_ptr + rows, projection, mask=rows < n_rows)
 
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, x_ptr, weight_ptr, rstd_ptr, dx_ptr, partial_ptr, n_rows, n_tiles,
-    D: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    dy_ptr, dy_outer, dy_inner, dh_ptr, dh_outer, dh_inner, h_ptr, h_outer, h_inner,
+    weight_ptr, rstd_ptr, projection_ptr, dx_ptr, partial_ptr, n_rows, n_inner, n_steps,
+    D: tl.constexpr, DY_COL: tl.constexpr, DH_COL: tl.constexpr, H_COL: tl.constexpr, ADD: tl.constexpr,
+    WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # Each program walks over every n-th tile and keeps its own sum for dweight: no atomics, so the same bits
-    # come out of every run.
+    # Each program walks over every n-th tile of its columns and keeps its own sum for dweight: no atomics, so the
+    # same bits come out of every run.
     wide = rstd_ptr.dtype.element_ty
+    narrow = dx_ptr.dtype.element_ty
     program = tl.program_id(0)
-    cols = tl.arange(0, COLS)[None, :]
-    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
-    dweight = tl.full((1, COLS), 0.0, wide)
-    tile = program
-    while tile < n_tiles:  # no range: the interpreter of Triton 3.2 can't count with NumPy 2.4
-        rows = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    if WEIGHT:
+        weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
+        if UNIT_OFFSET:
+            weight += 1.0
+    dweight = tl.full((ROWS, COLS), 0.0, wide)
+    for step in tl.range(0, n_steps, num_stages=STAGES):
+        rows = ((step * tl.num_programs(0) + program) * ROWS + tl.arange(0, ROWS))[:, None]
+        outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
         in_tile = (rows < n_rows) & (cols < D)
-        x = tl.load(x_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
-        dy = tl.load(dy_ptr + rows * D + cols, mask=in_tile, other=0.0).to(wide)
+        h = tl.load(h_ptr + outer * h_outer + inner * h_inner + cols * H_COL, mask=in_tile, other=0.0).to(wide)
+        dy = tl.load(dy_ptr + outer * dy_outer + inner * dy_inner + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)  # (ROWS, 1)
 
-        x_hat = x * rstd
-        dweight += tl.sum(dy * x_hat.to(x_ptr.dtype.element_ty).to(wide), axis=0, keep_dims=True)
-        weighted = dy * weight
-        projection = tl.sum(x_hat * weighted, axis=1, keep_dims=True) / D  # (ROWS, 1)
-        dx = rstd * (weighted - x_hat * projection)
-        tl.store(dx_ptr + rows * D + cols, dx.to(dx_ptr.dtype.element_ty), mask=in_tile)
-        tile += tl.num_programs(0)
-    tl.store(partial_ptr + program * D + cols, dweight, mask=cols < D)
+        x_hat = h * rstd
+        if DWEIGHT:
+            if ROUND_ONCE:
+                dweight += dy * x_hat
+            else:
+                dweight += dy * x_hat.to(narrow).to(wide)
+        if WEIGHT:
+            dy *= weight
+        if COLS < D:
+            projection = tl.load(projection_ptr + rows, mask=rows < n_rows, other=0.0)
+        else:
+            projection = tl.sum(x_hat * dy, axis=1, keep_dims=True) / D  # (ROWS, 1)
+        dx = rstd * (dy - x_hat * projection)
+        if ADD:
+            dx += tl.load(dh_ptr + outer * dh_outer + inner * dh_inner + cols * DH_COL, mask=in_tile, other=0.0).to(
+                wide
+            )
+        tl.store(dx_ptr + rows.to(tl.int64) * D + cols, dx.to(narrow), mask=in_tile)
+    if DWEIGHT:
+        total = tl.sum(dweight, axis=0, keep_dims=True)
+        tl.store(partial_ptr + program * D + cols, total, mask=cols < D)
 
 
-def _tile(n_rows: int, width: int) -> tuple[int, int, int]:
-    """ROWS, COLS and warps for one program. Fixed, not tuned: no warm-up, and the same bits every run."""
-    cols = triton.next_power_of_2(width)
+def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int) -> dict[str, int]:
+    """ROWS, COLS and warps of a program. Fixed, not tuned: no warm-up, and the same bits every run.
+
+    A tile is a row if that has up to `whole_row` elements, as many rows as fit `smallest` if they are short, and
+    `part` elements of one row if it is longer. 16 elements a thread keep two loads of 128 bits in flight and leave
+    registers for the arithmetic; scripts/check_codegen.py shows that none of it spills.
+    """
+    cols = triton.next_power_of_2(int(x.shape[-1]))
+    widest = whole_row * 4 // max(4, x.element_size())  # float64 takes two registers
+    if cols > widest:
+        cols = min(part, widest)
+    rows = max(1, smallest // cols)
     if INTERPRETED:  # NumPy does the work: few programs, each with arrays that still fit the cache
         rows = max(1, min(2**18 // cols, triton.next_power_of_2(n_rows)))
-        return rows, cols, 1
-    rows = max(1, 1024 // cols)
-    return rows, cols, min(32, max(1, rows * cols // 512))  # about 16 elements a thread, until 32 warps
+    return {"ROWS": rows, "COLS": cols, "num_warps": min(32, max(4, rows * cols // 512))}
 
 
-@torch.library.custom_op("rmsllama::rms_norm", mutates_args=())
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """y of x's shape and dtype, and rstd = 1 / sqrt(mean(x^2) + eps) of shape x.shape[:-1], for the backward."""
-    width = x.shape[-1]
-    x, weight = x.contiguous(), weight.contiguous()
-    y, rstd = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=wide_dtype(x))
-    n_rows = rstd.numel()
-    if x.numel():
-        rows, cols, warps = _tile(n_rows, width)
-        tile = {"D": width, "ROWS": rows, "COLS": cols, "num_warps": warps}
-        with torch.cuda.device_of(x):  # Triton launches on the current GPU
-            _forward_kernel[(triton.cdiv(n_rows, rows),)](x, weight, y, rstd, n_rows, EPS=eps, **tile)
-    return y, rstd
-
-
-@_rms_norm.register_fake
-def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return y, x.new_empty(x.shape[:-1], dtype=wide_dtype(x))
-
-
-@torch.library.custom_op("rmsllama::rms_norm_backward", mutates_args=())
-def _rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """dx of x's shape and dtype, dweight of the weight's."""
-    width, n_rows = x.shape[-1], rstd.numel()
-    dy, x, weight = dy.contiguous(), x.contiguous(), weight.contiguous()
-    dx = torch.empty_like(x)
-    if not x.numel():
-        return dx, torch.zeros_like(weight)
-    rows, cols, warps = _tile(n_rows, width)
-    n_programs = n_tiles = triton.cdiv(n_rows, rows)
+def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int]:
+    """Programs that fill the GPU, and the tiles that each of them walks over."""
+    n_programs = n_tiles
     if not INTERPRETED:
-        n_programs = min(n_tiles, 4 * torch.cuda.get_device_properties(x.device).multi_processor_count)
-    partial = x.new_empty((n_programs, width), dtype=rstd.dtype)
-    tile = {"D": width, "ROWS": rows, "COLS": cols, "num_warps": warps}
-    with torch.cuda.device_of(x):
-        _backward_kernel[(n_programs,)](dy, x, weight, rstd, dx, partial, n_rows, n_tiles, **tile)
-    return dx, partial.sum(0).to(weight.dtype)
+        # 16 warps on every multiprocessor are enough, since loads run ahead; more would only add partial sums.
+        n_programs = max(1, 16 // warps) * torch.cuda.get_device_properties(device).multi_processor_count
+    n_steps = triton.cdiv(n_tiles, n_programs)
+    # The interpreter of Triton 3.2 can't count to a number of its own with NumPy 2.4, but to one of NumPy's.
+    return triton.cdiv(n_tiles, n_steps), np.int32(n_steps) if INTERPRETED else n_steps
 
 
-@_rms_norm_backward.register_fake
-def _(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    return dx, torch.empty_like(weight, memory_format=torch.contiguous_format)
+def _as_rows(*tensors: Tensor) -> list[Tensor]:
+    """Views of shape (outer, inner, D), where a row is found by two strides; the last axis has stride 1 or 0.
+
+    Nothing is copied unless the last axis has another stride, or the axes before the last two can't be seen as one.
+    """
+    tensors = [t if t.stride(-1) in (0, 1) else t.contiguous() for t in tensors]
+    one_stride = all(t.stride(i) == t.stride(i + 1) * t.shape[i + 1] for t in tensors for i in range(t.dim() - 2))
+    inner = 1 if one_stride else tensors[0].shape[-2]
+    return [t.reshape(-1, inner, t.shape[-1]) for t in tensors]
+
+
+def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y = x.new_empty(x.shape, dtype=dtype)
+    h = x.new_empty(0 if residual is None else x.shape, dtype=dtype)
+    return y, h, x.new_empty(x.shape[:-1], dtype=wide_dtype(y))
+
+
+def launch_forward(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, unit_offset: bool, round_once: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y and h of x's shape, and rstd = 1 / sqrt(mean(h^2) + eps) of shape x.shape[:-1]. No residual: h is empty."""
+    y, h, rstd = _empty_outputs(x, residual)
+    if not y.numel():
+        return y, h, rstd
+    tile = _tile(rstd.numel(), y, smallest=2048, whole_row=32768, part=16384)
+    x, r = _as_rows(x, x if residual is None else residual)
+    with torch.cuda.device_of(x):  # Triton launches on the current GPU
+        wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
+            x, x.stride(0), x.stride(1), r, r.stride(0), r.stride(1),
+            x if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
+            D=int(x.shape[2]), X_COL=x.stride(2), RESIDUAL_COL=r.stride(2), EPS=eps, ADD=residual is not None,
+            WEIGHT=weight is not None, UNIT_OFFSET=unit_offset, ROUND_ONCE=round_once, **tile,
+        )  # fmt: skip
+    return y, h, rstd
+
+
+def launch_backward(
+    dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, rstd: Tensor,
+    unit_offset: bool, round_once: bool, wants_dweight: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dx of h's shape and dtype, and dweight of the weight's; empty, if nobody wants it."""
+    dx, dweight = _empty_gradients(h, weight, wants_dweight)
+    if not dx.numel():
+        return dx, dweight.zero_()
+    n_rows, width = rstd.numel(), int(h.shape[-1])
+    dy, h, g = _as_rows(dy, h, dy if dh is None else dh)
+    w = h if weight is None else weight.contiguous()
+    shared = {"D": width, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
+    shared |= {"WEIGHT": weight is not None, "UNIT_OFFSET": unit_offset}
+    tile = _tile(n_rows, h, smallest=1024, whole_row=8192, part=2048)
+    projection = rstd
+    with torch.cuda.device_of(h):
+        if tile["COLS"] < width:
+            projection = torch.empty_like(rstd)
+            wide_tile = _tile(n_rows, h, smallest=1, whole_row=8192, part=8192)
+            wrap_triton(_projection_kernel)[(triton.cdiv(n_rows, wide_tile["ROWS"]),)](
+                dy, dy.stride(0), dy.stride(1), h, h.stride(0), h.stride(1), w, rstd, projection, n_rows, h.shape[1],
+                **shared, **wide_tile,
+            )  # fmt: skip
+        n_programs, n_steps = _persistent_programs(triton.cdiv(n_rows, tile["ROWS"]), tile["num_warps"], h.device)
+        partial = rstd.new_empty((n_programs, width) if wants_dweight else 0)
+        wrap_triton(_backward_kernel)[(n_programs, triton.cdiv(width, tile["COLS"]))](
+            dy, dy.stride(0), dy.stride(1), g, g.stride(0), g.stride(1), h, h.stride(0), h.stride(1),
+            w, rstd, projection, dx, partial, n_rows, h.shape[1], n_steps,
+            DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once,
+            STAGES=3 if tile["COLS"] <= 4096 else 2, **shared, **tile,
+        )  # fmt: skip
+    return dx, partial.sum(0).to(weight.dtype) if wants_dweight else dweight
+
+
+def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> tuple[Tensor, Tensor]:
+    dx = h.new_empty(h.shape)
+    return dx, weight.new_empty(weight.shape) if wants_dweight else h.new_empty(0)
+
+
+_rms_norm = operator("rmsllama::rms_norm", mutates_args=())(launch_forward)
+_rms_norm_backward = operator("rmsllama::rms_norm_backward", mutates_args=())(launch_backward)
+_rms_norm.register_fake(lambda x, residual, *_: _empty_outputs(x, residual))
+_rms_norm_backward.register_fake(lambda dy, dh, h, weight, *rest: _empty_gradients(h, weight, rest[-1]))
 
 
 def _save_for_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
-    x, weight, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
+    x, residual, weight, _, ctx.unit_offset, ctx.round_once = inputs
+    _, h, rstd = output
+    ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
+    ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
+    ctx.save_for_backward(x if residual is None else h, weight, rstd)
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor, _drstd: Tensor) -> tuple:
-    return *_rms_norm_backward(dy, *ctx.saved_tensors), None
+def _backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
+    h, weight, rstd = ctx.saved_tensors
+    wants_dweight = ctx.needs_input_grad[2]
+    if ctx.residual_dtype is None:
+        dh = None  # of an empty h
+    dx, dweight = dh, None
+    if dy is not None:
+        options = ctx.unit_offset, ctx.round_once, wants_dweight
+        dx, dweight = _rms_norm_backward(dy, dh, h, weight, rstd, *options)
+    dresidual = None if dx is None or ctx.residual_dtype is None else dx.to(ctx.residual_dtype)
+    return None if dx is None else dx.to(ctx.x_dtype), dresidual, dweight if wants_dweight else None, None, None, None
+
+
+def _no_double_backward(ctx: torch.autograd.function.FunctionCtx, *_: Tensor) -> tuple:
+    raise NotImplementedError("--norm triton can't be differentiated twice; use --norm reference, which can")
 
 
 _rms_norm.register_autograd(_backward, setup_context=_save_for_backward)
+_rms_norm_backward.register_autograd(_no_double_backward)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The contract of kernels/reference.py, in one kernel forward and one backward."""
-    if weight.shape != x.shape[-1:] or not x.is_floating_point():
-        raise ValueError(
-            f"x is {x.dtype} of shape {tuple(x.shape)} and weight {tuple(weight.shape)}; expected (..., D), (D,)"
-        )
-    return _rms_norm(x, weight, eps)[0]
+def rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, *, unit_offset: bool = False, round_once: bool = False
+) -> Tensor:
+    """The contract of kernels/reference.py, in one kernel forward and one backward.
+
+    unit_offset multiplies by 1 + weight, formed in float32; round_once multiplies before the only rounding. Both
+    together are Gemma's norm; round_once alone is nn.RMSNorm. Without a weight, y is x_hat.
+    Raises ValueError for shapes and dtypes that don't fit.
+    """
+    _check(x, None, weight)
+    return _rms_norm(x, None, weight, eps, unit_offset, round_once)[0]
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *,
+    unit_offset: bool = False, round_once: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h), in one kernel forward and one backward."""
+    _check(x, residual, weight)
+    y, h, _ = _rms_norm(x, residual, weight, eps, unit_offset, round_once)
+    return y, h
+
+
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None) -> None:
+    shapes_fit = x.dim() > 0 and (weight is None or weight.shape == x.shape[-1:])
+    shapes_fit &= residual is None or residual.shape == x.shape
+    tensors = [t for t in (x, residual, weight) if t is not None]
+    if not shapes_fit or not all(t.is_floating_point() and t.device == x.device for t in tensors):
+        found = ", ".join(f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors)
+        raise ValueError(f"rms_norm got {found}; expected floating-point (..., D) and a weight (D,) on one device")
+    if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("--norm triton has no forward-mode derivative; use --norm reference, which has")

@@ -3,9 +3,6 @@
 import os
 import sys
 
-# The suite compares with CPU results and runs Triton in its interpreter, also where there is a GPU.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
 import pytest
 import torch
 
@@ -14,9 +11,21 @@ from model.command import run
 from model.config import LlamaConfig
 from model.llama import Llama
 
-kernels.interpret_without_gpu()  # before anything here imports triton
 torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
 CPU = torch.device("cpu")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
+    parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
+
+
+def pytest_configure(config):
+    device = config.getoption("--device")
+    os.environ["NORM_TEST_DEVICE"] = device
+    if device == "cpu":  # most of the suite compares with CPU results, and runs Triton in its interpreter
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    kernels.interpret_without_gpu()  # before anything here imports triton
 
 
 @pytest.fixture
