@@ -223,6 +223,15 @@ def test_gradients_are_those_of_the_formula(rms_norm, dtype, shape):
     assert ((dweight.double() - exact_dweight).abs() <= bound + narrow * exact_dweight.abs()).all()
 
 
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_dweight_is_summed_in_float32(rms_norm, dtype):
+    """Ones, added up in half precision, stop at 256 or 2048."""
+    x, weight = torch.full((4096, 16), 2.0, dtype=dtype).to(DEVICE), weights(16, dtype)
+    _, dweight = gradients(rms_norm, x, weight, torch.ones_like(x))
+    x_hat = 2 / np.sqrt(4 + EPS)
+    assert exact(dweight) == pytest.approx(4096 * x_hat, rel=2.01 * unit(dtype, rms_norm))
+
+
 def test_gradcheck_in_float64(rms_norm):
     x, weight = rows(3, 4, 5, dtype=torch.float64).requires_grad_(), weights(5, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, EPS), (x, weight))
@@ -387,6 +396,7 @@ SHAPE = (7, 48)
         (test_gradients_are_those_of_the_formula, (torch.bfloat16, SHAPE)),
         (test_result_and_gradients_keep_their_dtypes, (torch.bfloat16, torch.float32)),
         (test_zero_row_gives_zero_and_a_finite_gradient, ()),
+        (test_dweight_is_summed_in_float32, (torch.bfloat16,)),
         (test_nothing_gives_an_empty_tensor, ((0, 48),)),
         (test_strides_change_nothing, ("slice of a fused projection",)),
         (test_add_rms_norm_is_the_two_steps, (torch.float32, torch.float32, SHAPE)),

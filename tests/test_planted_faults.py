@@ -1,9 +1,10 @@
-"""The classic mistakes in an RMSNorm, each planted and caught by the test that is named beside it."""
+"""The classic mistakes in an RMSNorm and its kernels, each planted and caught by the test that is named beside it."""
 
 import pytest
 import torch
 
 import kernels
+from kernels import reference
 from model.norm import RMSNorm
 from tests import test_norm, test_norm_contract
 from tests.conftest import CPU
@@ -58,6 +59,79 @@ def mean_removed_as_well(x, weight, eps):
     return (x * rstd(x, eps)).to(x.dtype) * weight
 
 
+def with_backward(backward):
+    """The right norm with a backward of its own: (dy, x, weight, rstd) -> dx, dweight."""
+
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, eps):
+            ctx.save_for_backward(x, weight, rstd(x, eps))
+            return reference.rms_norm(x, weight, eps)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return *backward(dy, *ctx.saved_tensors), None
+
+    return Norm.apply
+
+
+def right_gradients(dy, x, weight, rstd):
+    x_hat, weighted = x * rstd, dy * weight
+    dx = rstd * (weighted - x_hat * (x_hat * weighted).mean(-1, keepdim=True))
+    return dx.to(x.dtype), (dy * x_hat).flatten(0, -2).sum(0).to(weight.dtype)
+
+
+def dx_without_the_mean(dy, x, weight, rstd):
+    return (rstd * dy * weight).to(x.dtype), right_gradients(dy, x, weight, rstd)[1]
+
+
+def dweight_of_one_block(dy, x, weight, rstd):
+    dx, _ = right_gradients(dy, x, weight, rstd)
+    return dx, right_gradients(dy[:256], x[:256], weight, rstd[:256])[1]
+
+
+def dweight_summed_in_half_precision(dy, x, weight, rstd):
+    dweight = torch.zeros_like(weight)
+    for row in (dy * (x * rstd).to(x.dtype)).flatten(0, -2):
+        dweight += row
+    return right_gradients(dy, x, weight, rstd)[0], dweight
+
+
+def dy_overwritten(dy, x, weight, rstd):
+    dx, dweight = right_gradients(dy, x, weight, rstd)
+    return dy.copy_(dx), dweight
+
+
+def strides_ignored(x, weight, eps):
+    contiguous = torch.empty(x.shape).stride()
+    needed = sum((size - 1) * stride for size, stride in zip(x.shape, contiguous, strict=True)) + 1
+    storage = torch.empty(0, dtype=x.dtype).set_(x.detach().untyped_storage())
+    if needed > storage.numel():
+        raise AssertionError("read beyond the end")  # on a GPU nobody would say so
+    return reference.rms_norm(storage.as_strided(x.shape, contiguous) + 0 * x, weight, eps)
+
+
+def columns_beyond_a_power_of_two_ignored(x, weight, eps):
+    block = 1 << (x.shape[-1].bit_length() - 1)
+    statistic = x[..., :block].square().sum(-1, keepdim=True) / x.shape[-1]
+    return x * torch.rsqrt(statistic + eps) * weight
+
+
+def h_not_rounded(x, residual, weight, eps):
+    h = x.float() + residual.float()
+    return reference.rms_norm(h, weight, eps).to(x.dtype), h.to(x.dtype)
+
+
+def gradient_of_h_dropped(x, residual, weight, eps):
+    y, h = reference.add_rms_norm(x, residual, weight, eps)
+    return y, h.detach() + 0 * h
+
+
+def residual_added_in_place(x, residual, weight, eps):
+    h = residual.detach().add_(x).requires_grad_()
+    return reference.rms_norm(h, weight, eps), h + 0 * (x + residual)
+
+
 FAULTS = {
     square_of_the_mean: ("test_values_are_the_formula", (torch.float32, (7, 48))),
     over_the_batch: ("test_a_row_depends_on_itself_alone", ()),
@@ -70,6 +144,19 @@ FAULTS = {
     weight_dropped: ("test_values_are_the_formula", (torch.float32, (7, 48))),
     rounding_in_the_other_order: ("test_half_precision_rounds_before_the_weight", (torch.bfloat16,)),
     mean_removed_as_well: ("test_the_mean_is_not_removed", ()),
+    strides_ignored: ("test_strides_change_nothing", ("slice of a fused projection",)),
+    columns_beyond_a_power_of_two_ignored: ("test_any_width", (4097,)),
+}
+WRONG_GRADIENTS = {
+    dx_without_the_mean: ("test_gradients_are_those_of_the_formula", (torch.float32, (7, 48))),
+    dweight_of_one_block: ("test_gradients_are_those_of_the_formula", (torch.float32, (600, 40))),
+    dweight_summed_in_half_precision: ("test_dweight_is_summed_in_float32", (torch.float16,)),
+    dy_overwritten: ("test_inputs_are_left_as_they_were", ()),
+}
+WRONG_ADDITIONS = {
+    h_not_rounded: (torch.float16, torch.float16, (6, 48)),
+    gradient_of_h_dropped: (torch.float32, torch.float32, (6, 48)),
+    residual_added_in_place: (torch.float32, torch.float32, (6, 48)),
 }
 
 
@@ -80,6 +167,38 @@ def test_a_wrong_norm_is_caught(fault):
     check(kernels.load_backend("reference", CPU).rms_norm, *arguments)  # the right norm passes the same test
     with pytest.raises(AssertionError):
         check(fault, *arguments)
+
+
+@pytest.mark.parametrize("fault", WRONG_GRADIENTS, ids=lambda fault: fault.__name__)
+def test_a_wrong_gradient_is_caught(fault):
+    name, arguments = WRONG_GRADIENTS[fault]
+    check = getattr(test_norm_contract, name)
+    check(with_backward(right_gradients), *arguments)
+    with pytest.raises(AssertionError):
+        check(with_backward(fault), *arguments)
+
+
+@pytest.mark.parametrize("fault", WRONG_ADDITIONS, ids=lambda fault: fault.__name__)
+def test_a_wrong_addition_is_caught(fault):
+    check, right = test_norm_contract.test_add_rms_norm_is_the_two_steps, kernels.load_backend("reference", CPU)
+    check(right, *WRONG_ADDITIONS[fault])
+    with pytest.raises(AssertionError):
+        check(right._replace(add_rms_norm=fault), *WRONG_ADDITIONS[fault])
+
+
+def test_a_unit_offset_formed_in_half_precision_is_caught(monkeypatch):
+    """1 + 2^-12 is 1 in float16."""
+    triton_rms_norm = pytest.importorskip("kernels.triton_rms_norm", reason="triton is made for Linux alone")
+    from tests import test_triton_rms_norm
+
+    def fault(x, weight, eps, **options):
+        return rms_norm(x, 1 + weight, eps, round_once=True)
+
+    rms_norm = triton_rms_norm.rms_norm
+    test_triton_rms_norm.test_unit_offset_and_one_rounding_are_gemmas_norm(torch.float16)
+    monkeypatch.setattr(triton_rms_norm, "rms_norm", fault)
+    with pytest.raises(AssertionError):
+        test_triton_rms_norm.test_unit_offset_and_one_rounding_are_gemmas_norm(torch.float16)
 
 
 def test_one_norm_shared_by_all_layers_is_caught(config, make_model):
