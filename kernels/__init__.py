@@ -22,7 +22,11 @@ BACKENDS = {
     "compile": "kernels.compiled",
     "triton": "kernels.triton_rms_norm",
 }
-USAGE = f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y"
+DTYPES = ("float16", "bfloat16", "float32")
+USAGE = (
+    f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y; "
+    "@float16 or @bfloat16 after a name rounds its inputs first"
+)
 
 
 class InputError(ValueError):
@@ -44,9 +48,15 @@ class Backend(NamedTuple):
 def load_backend(name: str, device: torch.device) -> Backend:
     """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
 
+    `name@dtype` is the same backend on inputs that are rounded to that dtype, as a stream in half precision has them.
     Raises InputError when there is no such backend, or when it can't run here.
     """
     interpret_without_gpu()
+    if "@" in name:
+        name, _, dtype = name.rpartition("@")
+        if dtype not in DTYPES:
+            raise InputError(f"norm '{name}@{dtype}': expected one of {', '.join(DTYPES)} after the @")
+        return _rounded(load_backend(name, device), dtype)
     if name == "auto":
         name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
@@ -103,3 +113,18 @@ def add_then(
         return rms_norm(h, weight, eps), h
 
     return add_rms_norm
+
+
+def _rounded(backend: Backend, dtype_name: str) -> Backend:
+    import torch
+
+    dtype = getattr(torch, dtype_name)
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return backend.rms_norm(x.to(dtype), weight, eps).to(x.dtype)
+
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, h = backend.add_rms_norm(x.to(dtype), residual.to(dtype), weight, eps)
+        return y.to(x.dtype), h.to(residual.dtype)
+
+    return Backend(f"{backend.description}, on {dtype_name}", rms_norm, add_rms_norm)

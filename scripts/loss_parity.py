@@ -2,8 +2,9 @@
 
 Rounding alone makes two right runs drift apart, so a difference means nothing until it has a scale. Two more runs
 give it one. The control is the reference with its sum taken in another order: equally right, differently rounded.
-The impostor is a norm that is slightly wrong, which has to be told apart, or the run can't see. (Its other order of
-rounding shows only where a norm's input is half precision; under autocast that is the float32 residual stream.)
+The impostor is a norm that is slightly wrong, which has to be told apart, or the run can't see. Under autocast the
+norms see the float32 residual stream; --norm-dtype float16 or bfloat16 shows them one in half precision, where the
+order of their roundings counts as well.
 A backend passes when
 
     at step 0     its loss differs from the reference by at most 8 units in the last place of the loss
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import USAGE, InputError, load_backend
+from kernels import DTYPES, USAGE, InputError, load_backend
 from model.command import Parser, choose_device, not_negative, positive, run, say
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=not_negative(int), default=1337, help="of the weights and the order of the data")
     add("--device", default="auto", help="as train.py takes it")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
+    add("--norm-dtype", choices=DTYPES, help="round what the norms get to this dtype; if left out, it stays as it is")
     return parser.parse_args()
 
 
@@ -157,9 +159,11 @@ def main() -> None:
     names = [name for name in names if name not in ("", "reference")]
     if not names or {"control", "impostor"} & set(names):
         raise InputError(f"--norms is '{args.norms}'; expected norms to compare with the reference: {USAGE}")
-    for name in names:
-        load_backend(name, choose_device(args.device))  # a name that is wrong is said before the first run
+    rounded = f"@{args.norm_dtype}" if args.norm_dtype else ""
     runs = {"reference": "reference", **{name: name for name in names}, "control": CONTROL, "impostor": IMPOSTOR}
+    runs = {name: norm + rounded for name, norm in runs.items()}
+    for norm in runs.values():
+        load_backend(norm, choose_device(args.device))  # a name that is wrong is said before the first run
     out = Path(args.out)
     losses = {}
     with tqdm(total=len(runs) * args.steps, unit="step", disable=None) as bar:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import kernels
-from kernels import InputError
+from kernels import InputError, reference
 from tests.conftest import CPU
+from tests.test_norm_contract import EPS, rows, weights
 
 
 def without(monkeypatch, package):
@@ -89,3 +90,31 @@ def test_compile_without_a_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(InputError, match="needs a C\\+\\+ compiler on a CPU and 'g\\+\\+' is not on the PATH"):
         kernels.load_backend("compile", CPU)
+
+
+def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
+    backend = kernels.load_backend("reference@float16", CPU)
+    assert backend.description == "reference, on float16"
+    x, residual, weight = rows(6, 48), rows(6, 48, seed=3), weights(48)
+    y, (y_sum, h) = backend.rms_norm(x, weight, EPS), backend.add_rms_norm(x, residual, weight, EPS)
+    assert y.dtype == y_sum.dtype == h.dtype == torch.float32
+    assert torch.equal(y, reference.rms_norm(x.half(), weight, EPS).float())
+    assert torch.equal(h, (x.half() + residual.half()).float())
+    assert torch.equal(y_sum, reference.rms_norm(h.half(), weight, EPS).float())
+
+
+@pytest.mark.parametrize("name", ["torch@int8", "torch@", "torch@float16@half"])
+def test_another_word_after_the_name_is_refused(name):
+    with pytest.raises(InputError, match="expected one of float16, bfloat16, float32 after the @"):
+        kernels.load_backend(name, CPU)
+
+
+def test_a_fused_addition_of_ones_own_is_found_beside_the_norm(tmp_path, monkeypatch):
+    (tmp_path / "my_fused.py").write_text(
+        "def norm(x, weight, eps):\n    return x\n\ndef add_norm(x, residual, weight, eps):\n    return x, residual\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    backend = kernels.load_backend("my_fused:norm", CPU)
+    assert backend.description == "my_fused:norm and its add_norm"
+    assert backend.add_rms_norm(1, 2, 3, 0.5) == (1, 2)
