@@ -298,7 +298,7 @@ _rms_norm_backward.register_fake(lambda dy, dh, h, weight, *rest: _empty_gradien
 def _save_for_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
     x, residual, weight, _, ctx.unit_offset, ctx.round_once = inputs
     _, h, rstd = output
-    ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
+    ctx.adds = residual is not None
     ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
     ctx.save_for_backward(x if residual is None else h, weight, rstd)
 
@@ -306,14 +306,14 @@ def _save_for_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, 
 def _backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
     h, weight, rstd = ctx.saved_tensors
     wants_dweight = ctx.needs_input_grad[2]
-    if ctx.residual_dtype is None:
+    if not ctx.adds:
         dh = None  # of an empty h
     dx, dweight = dh, None
     if dy is not None:
         options = ctx.unit_offset, ctx.round_once, wants_dweight
         dx, dweight = _rms_norm_backward(dy, dh, h, weight, rstd, *options)
-    dresidual = None if dx is None or ctx.residual_dtype is None else dx.to(ctx.residual_dtype)
-    return None if dx is None else dx.to(ctx.x_dtype), dresidual, dweight if wants_dweight else None, None, None, None
+    # Where x or the residual is narrower than h, autograd itself casts to its dtype.
+    return dx, dx if ctx.adds else None, dweight if wants_dweight else None, None, None, None
 
 
 def _no_double_backward(ctx: torch.autograd.function.FunctionCtx, *_: Tensor) -> tuple:

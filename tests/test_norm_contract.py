@@ -232,6 +232,13 @@ def test_dweight_is_summed_in_float32(rms_norm, dtype):
     assert exact(dweight) == pytest.approx(4096 * x_hat, rel=2.01 * unit(dtype, rms_norm))
 
 
+def test_dweight_is_made_of_the_rounded_x_hat(rms_norm):
+    """As autograd has it, since the weight multiplies the rounded one. A float32 weight shows the bits."""
+    x, weight = rows(1, 48, dtype=torch.float16), weights(48)
+    _, dweight = gradients(rms_norm, x, weight, torch.ones_like(x))
+    assert torch.equal(dweight, dweight.half().float())
+
+
 def test_gradcheck_in_float64(rms_norm):
     x, weight = rows(3, 4, 5, dtype=torch.float64).requires_grad_(), weights(5, torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, EPS), (x, weight))
@@ -266,6 +273,7 @@ def test_strides_change_nothing(rms_norm, name):
     assert not x.is_contiguous()
     strided = (rms_norm(x, weight, EPS), *gradients(rms_norm, x, weight, dy))
     plain = x.contiguous()
+    weight = weight.contiguous()
     contiguous = (rms_norm(plain, weight, EPS), *gradients(rms_norm, plain, weight, dy.contiguous()))
     for got, expected in zip(strided, contiguous, strict=True):
         # Sums may run in another order. Only rounding may differ: a few units of the largest element.

@@ -78,7 +78,7 @@ def with_backward(backward):
 def right_gradients(dy, x, weight, rstd):
     x_hat, weighted = x * rstd, dy * weight
     dx = rstd * (weighted - x_hat * (x_hat * weighted).mean(-1, keepdim=True))
-    return dx.to(x.dtype), (dy * x_hat).flatten(0, -2).sum(0).to(weight.dtype)
+    return dx.to(x.dtype), (dy * x_hat.to(x.dtype).float()).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 def dx_without_the_mean(dy, x, weight, rstd):
@@ -95,6 +95,10 @@ def dweight_summed_in_half_precision(dy, x, weight, rstd):
     for row in (dy * (x * rstd).to(x.dtype)).flatten(0, -2):
         dweight += row
     return right_gradients(dy, x, weight, rstd)[0], dweight
+
+
+def dweight_of_the_unrounded_x_hat(dy, x, weight, rstd):
+    return right_gradients(dy, x.float(), weight, rstd)[0].to(x.dtype), (dy * (x * rstd)).sum(0)
 
 
 def dy_overwritten(dy, x, weight, rstd):
@@ -151,6 +155,7 @@ WRONG_GRADIENTS = {
     dx_without_the_mean: ("test_gradients_are_those_of_the_formula", (torch.float32, (7, 48))),
     dweight_of_one_block: ("test_gradients_are_those_of_the_formula", (torch.float32, (600, 40))),
     dweight_summed_in_half_precision: ("test_dweight_is_summed_in_float32", (torch.float16,)),
+    dweight_of_the_unrounded_x_hat: ("test_dweight_is_made_of_the_rounded_x_hat", ()),
     dy_overwritten: ("test_inputs_are_left_as_they_were", ()),
 }
 WRONG_ADDITIONS = {

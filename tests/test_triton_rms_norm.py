@@ -121,6 +121,11 @@ def test_round_once_multiplies_before_it_rounds():
     assert once < 0.005  # as in the contract's test of the other order
     assert twice > 0.1
 
+    weight = weight.float().requires_grad_()  # whose gradient is then made of an x_hat that was never rounded
+    triton_rms_norm.rms_norm(x[:1], weight, EPS, round_once=True).sum().backward()
+    x_hat = torch.from_numpy(oracle(x[0], torch.ones(48))).float()
+    torch.testing.assert_close(weight.grad.cpu(), x_hat, rtol=8 * unit(torch.float32), atol=0)
+
 
 @pytest.mark.parametrize("shape", [(6, 48), (3, 10000)], ids=str)
 def test_without_a_weight(shape):

@@ -1,0 +1,224 @@
+"""Everything there is to know about the norms on one GPU, in one command and one folder.
+
+The contract tests on compiled kernels and the parity runs, which check, share the GPU; the benchmark and the training
+runs, which time, have it to themselves. --out then holds
+
+    report.md      the summary, with the pictures      report.json    the same figures, to compute with
+    bench.png, parity-float32.png, parity-bfloat16.png, and under logs/ what each part has printed
+
+Exit code 0: every part has run and passed. 1: one has failed or taken too long; the report says which.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from kernels import InputError
+from model.command import Parser, choose_device, positive, run, say
+
+if TYPE_CHECKING:
+    import argparse
+
+TESTS = "tests/test_norm_contract.py,tests/test_triton_rms_norm.py"
+
+
+class Part(NamedTuple):
+    name: str
+    title: str
+    command: tuple[str, ...]
+    limit_s: int
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--out", default="out/gpu_report", help="folder for the report")
+    add("--device", default="auto", help="cuda, cuda:1, ...; cpu only to try the script itself")
+    add("--norms", default="reference,torch,compile,triton", help="trained with, and compared with the reference")
+    add("--widths", help="D in the benchmark, as bench_norm.py takes it; its own choice, if left out")
+    add("--steps", type=positive(int), default=300, help="optimiser steps of each training run")
+    add("--parity-steps", type=positive(int), default=100, help="optimiser steps of each parity run")
+    add("--config", default=ROOT / "configs/tiny.json", help="the model's shape, a config.json")
+    add("--data", default="python", help="the corpus, as train.py takes it")
+    add("--tests", default=TESTS, help="test files, comma-separated")
+    return parser.parse_args()
+
+
+def plan(args: argparse.Namespace, norms: list[str], out: Path) -> tuple[list[Part], list[Part]]:
+    """The parts that may share the GPU, and those that need it alone."""
+    python, device, work = sys.executable, ["--device", args.device], out / "work"
+    model = [*device, "--config", str(args.config), "--data", args.data]
+    tests = [str(ROOT / test) for test in args.tests.split(",")]
+    tests = ["-m", "pytest", "-q", *tests, *device, "--junitxml", str(work / "contract.xml")]
+    together = [Part("contract", "Contract tests", (python, *tests), 300)]
+    for dtype in ("float32", "bfloat16"):
+        rounded = ["--norm-dtype", dtype] if dtype == "bfloat16" else []
+        parity = [str(ROOT / "scripts/loss_parity.py"), "--norms", ",".join(norms), "--dtype", dtype, *rounded, *model]
+        parity += ["--steps", str(args.parity_steps), "--out", str(work / f"parity-{dtype}")]
+        together.append(Part(f"parity-{dtype}", f"Loss parity in {dtype}", (python, *parity), 300))
+
+    bench = [str(ROOT / "scripts/bench_norm.py"), *device, "--out", str(work / "bench")]
+    bench += ["--widths", args.widths] if args.widths else []
+    alone = [Part("bench", "Benchmark", (python, *bench), 150)]
+    for norm in norms:
+        train = [str(ROOT / "train.py"), "--norm", norm, *model, "--steps", str(args.steps)]
+        train += ["--eval-interval", str(args.steps), "--save-interval", str(args.steps)]
+        train += ["--out", str(work / f"train-{norm}")]
+        alone.append(Part(f"train-{norm}", f"Training with {norm}", (python, *train), 60))
+    return together, alone
+
+
+def run_parts(parts: list[Part], logs: Path, show: Any) -> dict[str, dict[str, Any]]:
+    """Run the parts beside each other: their exit codes and seconds, and what they print in logs/NAME.txt."""
+    started, running, results = time.perf_counter(), {}, {}
+    for part in parts:
+        with (logs / f"{part.name}.txt").open("w") as log, (logs / f"{part.name}.err").open("w") as errors:
+            running[part] = subprocess.Popen(part.command, stdout=log, stderr=errors)
+    try:
+        while running:
+            time.sleep(0.2)
+            seconds = time.perf_counter() - started
+            for part, process in list(running.items()):
+                if process.poll() is None and seconds < part.limit_s:
+                    continue
+                process.kill()  # nothing, if it has ended
+                code = process.wait()
+                ended = "passed" if code == 0 else "failed" if seconds < part.limit_s else f"over {part.limit_s} s"
+                results[part.name] = {"result": ended, "seconds": round(seconds, 1), "command": part.command[1:]}
+                del running[part]
+                show(part, ended)
+    finally:
+        for process in running.values():
+            process.kill()  # after Ctrl-C
+    return results
+
+
+def contract_figures(xml: Path) -> dict[str, Any]:
+    """How many tests passed, and the names of those that didn't."""
+    from xml.etree import ElementTree
+
+    cases = list(ElementTree.parse(xml).iter("testcase"))
+    bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    return {"passed": len(cases) - len(bad) - skipped, "skipped": skipped, "failed": bad}
+
+
+def training_figures(folder: Path) -> dict[str, Any]:
+    """The last losses, and the median speed of the second half, when everything is compiled."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    speed = statistics.median(line["tokens_per_s"] for line in lines[len(lines) // 2 :])
+    return {"tokens_per_s": speed, "loss": lines[-1]["loss"], "val_loss": lines[-1]["val_loss"]}
+
+
+def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
+    """Add each part's figures to its result, where it has come so far, and bring the pictures together."""
+    work = out / "work"
+    if (work / "contract.xml").exists():
+        results["contract"] |= contract_figures(work / "contract.xml")
+    for name, folder, file in (
+        ("bench", "bench", "norm"),
+        ("parity-float32", "parity-float32", "parity"),
+        ("parity-bfloat16", "parity-bfloat16", "parity"),
+    ):
+        if (work / folder / f"{file}.json").exists():
+            results[name]["figures"] = json.loads((work / folder / f"{file}.json").read_text())
+            shutil.copy(work / folder / f"{file}.png", out / f"{name}.png")
+    for name, result in results.items():
+        if name.startswith("train-") and result["result"] == "passed":
+            result |= training_figures(work / name)
+
+
+def write_markdown(results: dict[str, dict[str, Any]], titles: dict[str, str], machine: str, out: Path) -> None:
+    total = sum(result["seconds"] for result in results.values())
+    lines = ["# RMSNorm on one GPU", "", f"{machine}. The parts took {total:.0f} s, added up.", ""]
+    lines += ["| part | result | s |", "|---|---|---|"]
+    lines += [f"| {titles[name]} | {result['result']} | {result['seconds']:.0f} |" for name, result in results.items()]
+    contract = results["contract"]
+    if "passed" in contract:
+        lines += ["", "## Contract tests", "", f"{contract['passed']} passed, {len(contract['failed'])} failed"]
+        lines[-1] += f", {contract['skipped']} skipped." if contract["skipped"] else "."
+        lines += [f"- {name}" for name in contract["failed"]]
+    lines += ["", "## Training", "", "| norm | tokens/s | loss | validation loss |", "|---|---|---|---|"]
+    for name, result in results.items():
+        if "tokens_per_s" in result:
+            figures = f"{result['tokens_per_s']:,.0f} | {result['loss']:.4f} | {result['val_loss']:.4f}"
+            lines.append(f"| {name.removeprefix('train-')} | {figures} |")
+    for name in ("bench", "parity-float32", "parity-bfloat16"):
+        text = (out / "logs" / f"{name}.txt").read_text().rstrip() or "nothing printed"
+        if results[name]["result"] != "passed":
+            errors = (out / "logs" / f"{name}.err").read_bytes().decode()  # read_text would take \r for \n
+            text += "\n" + re.sub(r".*\r", "", errors).rstrip()[-2000:]
+        lines += ["", f"## {titles[name]}", "", "```", text, "```"]
+        if (out / f"{name}.png").exists():
+            lines += ["", f"![{titles[name]}]({name}.png)"]
+    (out / "report.md").write_text("\n".join(lines) + "\n")
+
+
+def main() -> None:
+    args = parse_args()
+    device = choose_device(args.device)
+    if device.type == "cpu" and args.device == "auto":
+        raise InputError("there is no GPU here and this script reports on one; --device cpu tries the script itself")
+    args.device = str(device)
+    import torch
+    from tqdm import tqdm
+
+    from kernels import load_backend
+    from model.config import LlamaConfig
+    from scripts.prepare_data import prepare
+
+    norms = [name.strip() for name in args.norms.split(",") if name.strip()]
+    for norm in norms:
+        load_backend(norm, device)
+    out = Path(args.out).resolve()
+    shutil.rmtree(out / "work", ignore_errors=True)  # no figure of an earlier run may pass for one of this
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        (out / "work").mkdir()
+    except OSError as error:
+        raise InputError(f"--out {out} can't be made ({error.strerror}); name a folder that can") from error
+    vocab_size = LlamaConfig.load(args.config).vocab_size
+    prepare(args.data, vocab_size, Path("out/data"))  # once, before several runs want it at the same time
+
+    together, alone = plan(args, norms, out)
+    started = time.perf_counter()
+    with tqdm(total=len(together) + len(alone), unit="part", disable=None) as bar:
+
+        def show(part: Part, ended: str) -> None:
+            say(f"{part.title}: {ended}")
+            bar.update()
+
+        bar.set_description("contract tests and parity")
+        results = run_parts(together, out / "logs", show)
+        for part in alone:
+            bar.set_description(part.title)
+            results |= run_parts([part], out / "logs", show)
+
+    parts = together + alone
+    results = {part.name: results[part.name] for part in parts}
+    collect(results, out)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
+    machine = f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
+    report = {"machine": machine, "seconds": round(time.perf_counter() - started, 1), "parts": results}
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_markdown(results, {part.name: part.title for part in parts}, machine, out)
+    shutil.rmtree(out / "work")
+    failed = [part.title for part in parts if results[part.name]["result"] != "passed"]
+    say(f"wrote {out / 'report.md'}, in {report['seconds']:.0f} s")
+    print("failed: " + "; ".join(failed) if failed else "every part passed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,113 @@
+"""Other people's norms, to be compared with ours: each is a function (x, weight, eps) -> y.
+
+So they go wherever a norm is named, as in `train.py --norm scripts.peers:liger`, and bench_norm.py knows their short
+names. add_liger and add_quack are those packages' own kernels for the add and the norm together.
+
+None is held to the contract of kernels/reference.py: torch_fused and quack round once, after the weight, and layer_norm
+is another function. It is here because "RMSNorm is faster than LayerNorm" wants measuring.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from kernels import Backend, InputError, load_backend
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+# Module, attribute, and what to install for it. Both packages have kernels for a GPU alone.
+LIGER = ("liger_kernel.ops.rms_norm", "LigerRMSNormFunction", "liger-kernel")
+LIGER_ADD = ("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction", "liger-kernel")
+QUACK = ("quack", "rmsnorm", "quack-kernels")
+
+
+def torch_fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """What nn.RMSNorm computes: PyTorch's operator with the weight inside, one kernel on a GPU in recent versions."""
+    import torch.nn.functional as F
+
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """LayerNorm without a bias, so that it has as many parameters as RMSNorm."""
+    import torch.nn.functional as F
+
+    return F.layer_norm(x, x.shape[-1:], weight, None, eps)
+
+
+def liger(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Liger's Triton kernel, in LLaMA's order of rounding."""
+    return _fetch(*LIGER).apply(x, weight, *_liger_options(eps, x))
+
+
+def add_liger(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Liger's kernel for the add and the norm together: (y, h)."""
+    return _fetch(*LIGER_ADD).apply(x, residual, weight, *_liger_options(eps, x))
+
+
+def _liger_options(eps: float, x: Tensor) -> tuple[float, float, str, bool]:
+    """eps; what is added to the weight; the order of rounding; not in place, which would write dx over dy."""
+    if x.is_cuda:
+        return eps, 0.0, "llama", False
+    # On a CPU its kernels run in Triton's interpreter as they are, once they get two things that are missing there.
+    import triton.language as tl
+
+    for module in (LIGER[0], LIGER_ADD[0]):
+        importlib.import_module(module).rsqrt = lambda value: tl.rsqrt(value)  # for libdevice's
+    return _Number(eps), _Number(0.0), "llama", False
+
+
+class _Number(float):
+    """A float with the method .to of Triton's numbers."""
+
+    def to(self, dtype: Any) -> Any:
+        import triton.language as tl
+
+        return tl.full((), float(self), dtype)
+
+
+def quack(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """QuACK's CuTe kernel."""
+    return _fetch(*QUACK)(x, weight, eps=eps)
+
+
+def add_quack(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """QuACK's kernel for the add and the norm together, (y, h); its y comes from h before h is rounded."""
+    return _fetch(*QUACK)(x, weight, residual=residual, eps=eps, prenorm=True)
+
+
+PEERS = {"torch_fused": None, "layer_norm": None, "liger": LIGER, "quack": QUACK}  # and what each has to import
+
+
+def installed() -> list[str]:
+    """The names of the peers whose package is here."""
+    return [name for name, needs in PEERS.items() if not needs or find_spec(needs[0].partition(".")[0])]
+
+
+def load(name: str, device: torch.device) -> Backend:
+    """load_backend, which here knows the peers by their short names too.
+
+    Raises InputError where a peer's package is missing or has no kernels for `device`.
+    """
+    short = name.removeprefix("scripts.peers:")
+    if short not in PEERS:
+        return load_backend(name, device)
+    if PEERS[short]:
+        _fetch(*PEERS[short])
+        if device.type != "cuda":
+            raise InputError(f"norm '{name}': its kernels take GPU tensors and the device is '{device}'; leave it out")
+    return load_backend(f"scripts.peers:{short}", device)
+
+
+@functools.cache  # looked up once, so that no call is charged for it
+def _fetch(module: str, attribute: str, package: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, OSError) as error:  # OSError: a shared library that it needs
+        raise InputError(f"can't import {attribute} from {module} ({error}); pip install {package}") from error
