@@ -80,6 +80,13 @@ def interpret_without_gpu() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What a kernel that can't be built or run may raise: Python's everyday errors, and Triton's own."""
+    everyday = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+    triton = sys.modules.get("triton.errors")
+    return everyday if triton is None else (*everyday, triton.TritonError)
+
+
 def _own_backend(name: str) -> Backend:
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives

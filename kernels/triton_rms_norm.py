@@ -14,6 +14,7 @@ Python, tiles are tall and programs few.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 
 import torch
@@ -61,15 +62,16 @@ def check_device(device: torch.device) -> None:
 def _forward_kernel(
     x_ptr, x_outer, x_inner, residual_ptr, residual_outer, residual_inner,
     weight_ptr, y_ptr, h_ptr, rstd_ptr, n_rows, n_inner,
-    D: tl.constexpr, X_COL: tl.constexpr, RESIDUAL_COL: tl.constexpr, EPS: tl.constexpr, ADD: tl.constexpr,
-    WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    D: tl.constexpr, ALIGN: tl.constexpr, X_COL: tl.constexpr, RESIDUAL_COL: tl.constexpr, EPS: tl.constexpr,
+    ADD: tl.constexpr, WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     wide = rstd_ptr.dtype.element_ty  # float32, or float64 for a float64 x
     narrow = y_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
-    x_rows = x_ptr + outer * x_outer + inner * x_inner  # (ROWS, 1)
-    residual_rows = residual_ptr + outer * residual_outer + inner * residual_inner
+    x_rows = x_ptr + (outer * x_outer + inner * x_inner) * ALIGN  # (ROWS, 1)
+    residual_rows = residual_ptr + (outer * residual_outer + inner * residual_inner) * ALIGN
     out_rows = rows.to(tl.int64) * D
 
     squares = tl.full((ROWS, COLS), 0.0, wide)
@@ -111,19 +113,21 @@ def _forward_kernel(
 @triton.jit
 def _projection_kernel(
     dy_ptr, dy_outer, dy_inner, h_ptr, h_outer, h_inner, weight_ptr, rstd_ptr, projection_ptr, n_rows, n_inner,
-    D: tl.constexpr, DY_COL: tl.constexpr, H_COL: tl.constexpr, WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr,
+    D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, H_COL: tl.constexpr, WEIGHT: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
     wide = rstd_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
+    dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
+    h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
     products = tl.full((ROWS, COLS), 0.0, wide)
     for start in tl.range(0, D, COLS):
         cols = start + tl.arange(0, COLS)[None, :]
         in_tile = (rows < n_rows) & (cols < D)
-        h = tl.load(h_ptr + outer * h_outer + inner * h_inner + cols * H_COL, mask=in_tile, other=0.0).to(wide)
-        dy = tl.load(dy_ptr + outer * dy_outer + inner * dy_inner + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
+        h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
+        dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         if WEIGHT:
             weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
             if UNIT_OFFSET:
@@ -139,9 +143,9 @@ def _projection_kernel(
 def _backward_kernel(
     dy_ptr, dy_outer, dy_inner, dh_ptr, dh_outer, dh_inner, h_ptr, h_outer, h_inner,
     weight_ptr, rstd_ptr, projection_ptr, dx_ptr, partial_ptr, n_rows, n_inner, n_steps,
-    D: tl.constexpr, DY_COL: tl.constexpr, DH_COL: tl.constexpr, H_COL: tl.constexpr, ADD: tl.constexpr,
-    WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, DH_COL: tl.constexpr, H_COL: tl.constexpr,
+    ADD: tl.constexpr, WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Each program walks over every n-th tile of its columns and keeps its own sum for dweight: no atomics, so the
     # same bits come out of every run.
@@ -157,9 +161,11 @@ def _backward_kernel(
     for step in tl.range(0, n_steps, num_stages=STAGES):
         rows = ((step * tl.num_programs(0) + program) * ROWS + tl.arange(0, ROWS))[:, None]
         outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
+        dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
+        h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
         in_tile = (rows < n_rows) & (cols < D)
-        h = tl.load(h_ptr + outer * h_outer + inner * h_inner + cols * H_COL, mask=in_tile, other=0.0).to(wide)
-        dy = tl.load(dy_ptr + outer * dy_outer + inner * dy_inner + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
+        h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
+        dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)  # (ROWS, 1)
 
         x_hat = h * rstd
@@ -176,9 +182,8 @@ def _backward_kernel(
             projection = tl.sum(x_hat * dy, axis=1, keep_dims=True) / D  # (ROWS, 1)
         dx = rstd * (dy - x_hat * projection)
         if ADD:
-            dx += tl.load(dh_ptr + outer * dh_outer + inner * dh_inner + cols * DH_COL, mask=in_tile, other=0.0).to(
-                wide
-            )
+            dh_rows = dh_ptr + (outer * dh_outer + inner * dh_inner) * ALIGN
+            dx += tl.load(dh_rows + cols * DH_COL, mask=in_tile, other=0.0).to(wide)
         tl.store(dx_ptr + rows.to(tl.int64) * D + cols, dx.to(narrow), mask=in_tile)
     if DWEIGHT:
         total = tl.sum(dweight, axis=0, keep_dims=True)
@@ -189,39 +194,51 @@ def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int) -> d
     """ROWS, COLS and warps of a program. Fixed, not tuned: no warm-up, and the same bits every run.
 
     A tile is a row if that has up to `whole_row` elements, as many rows as fit `smallest` if they are short, and
-    `part` elements of one row if it is longer. 16 elements a thread keep two loads of 128 bits in flight and leave
-    registers for the arithmetic; scripts/check_codegen.py shows that none of it spills.
+    `part` elements of one row if it is longer. 16 elements a thread keep two or four loads of 128 bits in flight and
+    leave registers for the arithmetic, 8 also for what a loop over columns carries; scripts/check_codegen.py shows
+    that none of it spills.
     """
     cols = triton.next_power_of_2(int(x.shape[-1]))
     widest = whole_row * 4 // max(4, x.element_size())  # float64 takes two registers
     if cols > widest:
         cols = min(part, widest)
-    rows = max(1, smallest // cols)
     if INTERPRETED:  # NumPy does the work: few programs, each with arrays that still fit the cache
-        rows = max(1, min(2**18 // cols, triton.next_power_of_2(n_rows)))
-    return {"ROWS": rows, "COLS": cols, "num_warps": min(32, max(4, rows * cols // 512))}
+        return {"ROWS": max(1, min(2**18 // cols, triton.next_power_of_2(n_rows))), "COLS": cols, "num_warps": 1}
+    rows = max(1, smallest // cols)
+    threads = min(1024, max(128, rows * cols // (16 if cols >= x.shape[-1] else 8)))
+    return {"ROWS": rows, "COLS": cols, "num_warps": threads // _gpu(x.device).warp_size}
 
 
 def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int]:
     """Programs that fill the GPU, and the tiles that each of them walks over."""
-    n_programs = n_tiles
-    if not INTERPRETED:
-        # 16 warps on every multiprocessor are enough, since loads run ahead; more would only add partial sums.
-        n_programs = max(1, 16 // warps) * torch.cuda.get_device_properties(device).multi_processor_count
-    n_steps = triton.cdiv(n_tiles, n_programs)
-    # The interpreter of Triton 3.2 can't count to a number of its own with NumPy 2.4, but to one of NumPy's.
-    return triton.cdiv(n_tiles, n_steps), np.int32(n_steps) if INTERPRETED else n_steps
+    if INTERPRETED:
+        return n_tiles, np.int32(1)  # NumPy's, since with NumPy 2.4 Triton 3.2 can't count to a number of its own
+    # 512 threads on every multiprocessor are enough, since loads run ahead; more would only add partial sums.
+    each = max(1, 512 // (warps * _gpu(device).warp_size))
+    n_steps = triton.cdiv(n_tiles, each * _gpu(device).multi_processor_count)
+    return triton.cdiv(n_tiles, n_steps), n_steps
 
 
-def _as_rows(*tensors: Tensor) -> list[Tensor]:
-    """Views of shape (outer, inner, D), where a row is found by two strides; the last axis has stride 1 or 0.
+def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties:
+    return torch.cuda.get_device_properties(device)
 
-    Nothing is copied unless the last axis has another stride, or the axes before the last two can't be seen as one.
+
+def _as_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
+    """Views of shape (outer, inner, D), and what all of their row strides are multiples of, up to 16.
+
+    The last axis has stride 1 or 0. Nothing is copied unless it has another one, or the axes before the last two
+    can't be seen as one.
     """
     tensors = [t if t.stride(-1) in (0, 1) else t.contiguous() for t in tensors]
     one_stride = all(t.stride(i) == t.stride(i + 1) * t.shape[i + 1] for t in tensors for i in range(t.dim() - 2))
     inner = 1 if one_stride else tensors[0].shape[-2]
-    return [t.reshape(-1, inner, t.shape[-1]) for t in tensors]
+    rows = [t.reshape(-1, inner, t.shape[-1]) for t in tensors]
+    return rows, math.gcd(16, *(t.stride(i) for t in rows for i in (0, 1) if t.shape[i] > 1))
+
+
+def _pointers(align: int, *rows: Tensor) -> list[Tensor | int]:
+    """Each tensor and its two row strides, in units of `align`: multiplied by it, a stride is known to be aligned."""
+    return [argument for t in rows for argument in (t, t.stride(0) // align, t.stride(1) // align)]
 
 
 def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,14 +255,14 @@ def launch_forward(
     y, h, rstd = _empty_outputs(x, residual)
     if not y.numel():
         return y, h, rstd
-    tile = _tile(rstd.numel(), y, smallest=2048, whole_row=32768, part=16384)
-    x, r = _as_rows(x, x if residual is None else residual)
+    tile = _tile(rstd.numel(), y, 2048, whole_row=32768 if y.element_size() == 2 else 16384, part=8192)
+    (x, r), align = _as_rows(x, x if residual is None else residual)
     with torch.cuda.device_of(x):  # Triton launches on the current GPU
         wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
-            x, x.stride(0), x.stride(1), r, r.stride(0), r.stride(1),
+            *_pointers(align, x, r),
             x if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
-            D=int(x.shape[2]), X_COL=x.stride(2), RESIDUAL_COL=r.stride(2), EPS=eps, ADD=residual is not None,
-            WEIGHT=weight is not None, UNIT_OFFSET=unit_offset, ROUND_ONCE=round_once, **tile,
+            D=int(x.shape[2]), ALIGN=align, X_COL=x.stride(2), RESIDUAL_COL=r.stride(2), EPS=eps,
+            ADD=residual is not None, WEIGHT=weight is not None, UNIT_OFFSET=unit_offset, ROUND_ONCE=round_once, **tile,
         )  # fmt: skip
     return y, h, rstd
 
@@ -259,25 +276,23 @@ def launch_backward(
     if not dx.numel():
         return dx, dweight.zero_()
     n_rows, width = rstd.numel(), int(h.shape[-1])
-    dy, h, g = _as_rows(dy, h, dy if dh is None else dh)
+    (dy, h, g), align = _as_rows(dy, h, dy if dh is None else dh)
     w = h if weight is None else weight.contiguous()
-    shared = {"D": width, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
+    shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
     shared |= {"WEIGHT": weight is not None, "UNIT_OFFSET": unit_offset}
-    tile = _tile(n_rows, h, smallest=1024, whole_row=8192, part=2048)
+    tile = _tile(n_rows, h, 1024, whole_row=8192, part=4096)
     projection = rstd
     with torch.cuda.device_of(h):
         if tile["COLS"] < width:
             projection = torch.empty_like(rstd)
-            wide_tile = _tile(n_rows, h, smallest=1, whole_row=8192, part=8192)
+            wide_tile = _tile(n_rows, h, 1, whole_row=8192, part=8192)
             wrap_triton(_projection_kernel)[(triton.cdiv(n_rows, wide_tile["ROWS"]),)](
-                dy, dy.stride(0), dy.stride(1), h, h.stride(0), h.stride(1), w, rstd, projection, n_rows, h.shape[1],
-                **shared, **wide_tile,
+                *_pointers(align, dy, h), w, rstd, projection, n_rows, h.shape[1], **shared, **wide_tile
             )  # fmt: skip
         n_programs, n_steps = _persistent_programs(triton.cdiv(n_rows, tile["ROWS"]), tile["num_warps"], h.device)
         partial = rstd.new_empty((n_programs, width) if wants_dweight else 0)
         wrap_triton(_backward_kernel)[(n_programs, triton.cdiv(width, tile["COLS"]))](
-            dy, dy.stride(0), dy.stride(1), g, g.stride(0), g.stride(1), h, h.stride(0), h.stride(1),
-            w, rstd, projection, dx, partial, n_rows, h.shape[1], n_steps,
+            *_pointers(align, dy, g, h), w, rstd, projection, dx, partial, n_rows, h.shape[1], n_steps,
             DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once,
             STAGES=3 if tile["COLS"] <= 4096 else 2, **shared, **tile,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kernels import USAGE, Backend, InputError
+from kernels import USAGE, Backend, InputError, kernel_errors
 from model.command import Parser, choose_device, positive, run, say
 from scripts import peers
 
@@ -163,12 +163,6 @@ def warm_up(work: Work, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     return result | {"distance": off, "same_function": off < SAME}
 
 
-def refusals() -> tuple[type[Exception], ...]:
-    """What a stranger's norm may raise without ending the run: Python's everyday errors, and Triton's own."""
-    everyday = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-    return (*everyday, sys.modules["triton.errors"].TritonError) if "triton.errors" in sys.modules else everyday
-
-
 def capture(work: Work) -> Work:
     """The same as CUDA graphs. They share their memory, so they are made in the order in which they'll be replayed."""
     import torch
@@ -224,7 +218,7 @@ def measure(
         try:
             results[name] = warm_up(work, tensors)
             ready[name] = capture(work) if mode == "graph" else work
-        except refusals() as error:
+        except kernel_errors() as error:
             reason = (str(error).strip() or "no reason given").splitlines()[0]
             results[name] = {"refused": f"{type(error).__name__}: {reason}"}
 

@@ -1,0 +1,316 @@
+"""Compile the Triton kernels for GPUs that are not here, and check what the compiler made of them.
+
+The launchers run as ever, on tensors without memory, and every kernel they would launch is compiled instead: same
+tile, warps, stages, strides and dtypes. x has 8 x 2048 rows. Checked of each kernel, and what makes it fail:
+
+    registers    nothing may spill. A spill shows as a stack frame in a cubin, as scratch or spill counts for AMD.
+    launch       shared memory and threads must be within what a block of that GPU may have.
+    width        each access to a tensor of x's size must be of 128 bits, if D * itemsize is a multiple of 16. The
+                 weight and the partial sums, being one row, must reach the smaller of 128 bits and what the tile has
+                 for each thread. Values that a row has one of (rstd, projection) are narrow by nature.
+    float64      not one instruction may be in float64: the dtypes here are float32 and less.
+    bytes        counted from the kernel's loads and stores before any optimisation, loops included, columns past D
+                 not: moved is that over the elements of x, with the weight, which all programs share in the cache,
+                 once. Where a row fits the tile it may pass the floor by 1 %; the floor is each tensor of x's size
+                 once, and rstd. A wider row is read twice. Partial sums of dweight, written and read back to be
+                 summed, stand apart as +sums, since they shrink as rows grow; asked is moved with the weight as
+                 often as the programs load it.
+
+Which tensor an instruction belongs to is known from the source position that it carries, and which tensor is loaded
+there from Triton's intermediate code. An instruction without a position (AMD's compiler merges some) is held to the
+least that any access in the kernel must reach; a tensor of x's size with no instruction of its own is a failure.
+
+Exit code 0: all of it holds. 1: something failed, as listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, groupby
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from kernels import InputError, kernel_errors
+from model.command import Parser, positive, run, say
+from scripts.assembly import Access, accesses_of, instructions_of, registers_of
+from scripts.offline_gpu import CASES, N_ROWS, SHAPE, TARGETS, Launch, launches_of, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+MAX_THREADS = 1024  # of a block, on all of them
+MARGIN = 1.01  # times the floor
+PLAIN = ("bfloat16", "float16", "float32")  # the other cases share their tiles, and take a few widths only
+FEW_WIDTHS = (256, 4096, 65536)
+PASSES = ("forward", "add_forward", "backward", "add_backward")
+WIDTHS = sorted([2**i for i in range(6, 18)] + [768, 1000, 5120, 14336, 40000])  # 1000 is no multiple of 16
+
+
+class Kernel(NamedTuple):
+    """One compiled kernel, and what was found in it."""
+
+    target: str
+    step: str
+    case: str
+    width: int
+    name: str
+    tile: str
+    warps: int
+    registers: int
+    spill: str
+    shared: int
+    bits: int  # the narrowest access to a tensor of x's size
+    row_bits: int  # and to the weight or the partial sums
+    float64: int
+    floor: float
+    moved: float
+    sums: float
+    asked: float
+    faults: tuple[str, ...]
+
+
+def names_of(table: dict[str, Any] | tuple[str, ...], what: str) -> Callable[[str], list[str]]:
+    """An argparse type: comma-separated names out of `table`."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in table:
+                raise argparse.ArgumentTypeError(f"no {what} is called '{name}'; use one or more of {','.join(table)}")
+        return names
+
+    return parse
+
+
+def whole_numbers(text: str) -> list[int]:
+    """An argparse type: comma-separated numbers above 0."""
+    return sorted({positive(int)(part) for part in text.split(",")})
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__.split("\n")[0])
+    add, few, plain = parser.add_argument, ",".join(map(str, FEW_WIDTHS)), ",".join(PLAIN)
+    add("--targets", type=names_of(TARGETS, "target"), help=f"of {','.join(TARGETS)} (default: all that Triton knows)")
+    add("--cases", type=names_of(CASES, "case"), help=f"dtypes and options (default: {','.join(CASES)})")
+    add("--passes", type=names_of(PASSES, "pass"), default=",".join(PASSES), help="what is compiled")
+    add("--widths", type=whole_numbers, help=f"D (default: 64 to 131072; {few} for other cases than {plain})")
+    add("--jobs", type=positive(int), default=os.cpu_count(), help="processes")
+    add("--json", type=Path, help="file for all of the figures")
+    add("--verbose", action="store_true", help="a line for each kernel and target as well")
+    return parser.parse_args()
+
+
+def set_cache(folder: str) -> None:
+    os.environ["TRITON_CACHE_DIR"] = folder
+
+
+def compile_and_check(target: str, case_name: str, width: int, steps: list[str]) -> list[Kernel]:
+    """All kernels of these passes."""
+    found = []
+    for step in steps:
+        try:
+            launches, floor = launches_of(step, target, CASES[case_name], width)
+            kernels = [inspect(launch, target, step, case_name, width, floor) for launch in launches]
+        except (*kernel_errors(), subprocess.SubprocessError) as error:  # a finding about the kernel as well
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            kernels = [Kernel(target, step, case_name, width, "?", "?", *[0] * 2, "", *[0] * 8, (fault,))]
+        found += kernels
+    return found
+
+
+def kind_of(tensor: torch.Tensor, width: int) -> str:
+    """tile: of x's size. row: one row of it. sums: the partial sums. column: a value for each row."""
+    shape = tuple(tensor.shape)
+    if shape == SHAPE:
+        return "column"
+    if shape == (width,):
+        return "row"
+    return "tile" if tensor.numel() == N_ROWS * width else "sums"
+
+
+def inspect(launch: Launch, target: str, step: str, case: str, width: int, floor: float) -> Kernel:
+    """Everything that is checked of one kernel."""
+    compiled, gpu = launch.compiled, TARGETS[target]
+    assembly = compiled.asm["amdgcn" if gpu.backend == "hip" else "ptx"]
+    accesses = accesses_of(launch)
+    kinds = {access.pointer: kind_of(launch.args[access.pointer], width) for access in accesses}
+    tile, threads = f"{launch.args['ROWS']}x{launch.args['COLS']}", compiled.metadata.num_warps * gpu.warp_size
+    registers, spill = registers_of(compiled)
+    faults = [spill] if spill else []
+    if compiled.metadata.shared > gpu.shared:
+        faults.append(f"needs {compiled.metadata.shared} bytes of shared memory, and a block may have {gpu.shared}")
+    if threads > MAX_THREADS:
+        faults.append(f"needs {threads} threads, and a block may have {MAX_THREADS}")
+
+    def demanded(access: Access) -> int:
+        if kinds[access.pointer] == "column" or width * access.bits % 128:
+            return 0
+        return 128 if kinds[access.pointer] == "tile" else min(128, access.bits * access.size() // threads)
+
+    narrowest = {}  # by tensor
+    for store, bits, place in instructions_of(assembly):
+        alike = [access for access in accesses if access.store == store]
+        here = [access for access in alike if access.position == place]
+        least = min((demanded(access) for access in here or alike), default=0)
+        name = "/".join(sorted({access.pointer for access in here})) or "?"
+        if bits < least:
+            where = f"line {place[0]}" if place else "merged lines"
+            fault = f"{'stores' if store else 'loads'} {name} by {bits} bits ({where}), and {least} are possible"
+            faults += [fault] if fault not in faults else []
+        narrowest[name] = min(bits, narrowest.get(name, bits))
+    for access in accesses:
+        if kinds[access.pointer] == "tile" and access.pointer not in narrowest:
+            faults.append(f"no instruction was found that accesses {access.pointer}")
+
+    float64 = len(re.findall(r"\.f64\b|\bv_\w+_f64\b", assembly))
+    if float64:
+        faults.append(f"has {float64} instructions in float64")
+
+    programs, columns = (*launch.grid, 1)[:2]
+    moved, asked, sums = 0.0, 0.0, 0.0
+    for access in accesses:
+        covered_rows = min(programs * access.row_steps * access.shape[0], N_ROWS)
+        covered_cols = min(columns * access.col_steps * access.shape[1], width)
+        size = access.bits / 8
+        kind = kinds[access.pointer]
+        if kind == "tile":
+            moved += size * covered_rows * covered_cols
+        elif kind == "column":
+            moved += size * covered_rows * columns * access.col_steps
+        elif kind == "row":
+            moved += size * covered_cols
+            asked += size * covered_cols * (programs * access.row_steps - 1)
+        else:
+            sums += 2 * size * covered_cols * programs * access.row_steps
+    moved, asked, sums = (total / (N_ROWS * width) for total in (moved, moved + asked, sums))
+    if moved > MARGIN * floor and launch.args["COLS"] >= width:
+        faults.append(f"moves {moved:.2f} bytes an element, and the floor is {floor:.2f}")
+
+    def least_of(*wanted: str) -> int:
+        return min((bits for name, bits in narrowest.items() if kinds.get(name) in wanted), default=0)
+
+    return Kernel(
+        target, step, case, width, launch.name, tile, compiled.metadata.num_warps, registers, spill,
+        compiled.metadata.shared, least_of("tile"), least_of("row", "sums"), float64, floor, moved, sums, asked,
+        tuple(faults),
+    )  # fmt: skip
+
+
+HEADER = (
+    f"{'':<13}{'dtypes':<10}{'D':>6} {'tile':>15} {'warps':>9} {'registers':>10} {'AMD':>4} {'spill':>5} {'shared':>6}"
+    f"{'bits':>5}{'row':>4}{'f64':>4}{'floor':>7}{'moved':>7}{'+sums':>6}{'asked':>7}"
+)
+
+
+def line_of(kernels: list[Kernel], label: str) -> str:
+    """The worst of these kernels, which are those of one pass for one target or several; bytes, a target's together."""
+    targets = dict.fromkeys(kernel.target for kernel in kernels)
+
+    def each(field: str) -> list[list[Any]]:
+        """For each target, of its kernels."""
+        return [[getattr(kernel, field) for kernel in kernels if kernel.target == target] for target in targets]
+
+    def words(field: str) -> str:
+        return "|".join(dict.fromkeys("+".join(map(str, values)) for values in each(field)))
+
+    def bytes_of(field: str) -> float:
+        return max(map(sum, each(field)))
+
+    def least(field: str) -> int | str:
+        return min((bits for bits in chain(*each(field)) if bits), default="-")
+
+    amd = [kernel.registers for kernel in kernels if TARGETS[kernel.target].backend == "hip"]
+    nvidia = [(kernel.registers, kernel.target) for kernel in kernels if TARGETS[kernel.target].backend == "cuda"]
+    registers = "{} {}".format(*max(nvidia)) if nvidia else "-"
+    first = kernels[0]
+    return (
+        f"{label:<13}{first.case:<10}{first.width:>6} {words('tile'):>15}"
+        f" {words('warps'):>9} {registers:>10} {max(amd, default='-'):>4}"
+        f" {sum(bool(k.spill) for k in kernels):>5} {max(k.shared for k in kernels):>6}{least('bits'):>5}"
+        f"{least('row_bits'):>4}{sum(k.float64 for k in kernels):>4}{first.floor:>7.2f}{bytes_of('moved'):>7.2f}"
+        f"{bytes_of('sums'):>6.2f}{bytes_of('asked'):>7.2f}{'  FAILS' if any(k.faults for k in kernels) else ''}"
+    )
+
+
+def main() -> None:
+    args = parse_args()
+    if args.json:  # said now, and not after minutes of work
+        try:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.touch()
+        except OSError as error:
+            raise InputError(f"--json {args.json} can't be written ({error.strerror})") from error
+    if importlib.util.find_spec("triton") is None:
+        raise InputError("the package triton is not installed; pip install triton, which is made for Linux")
+    os.environ["TRITON_INTERPRET"] = "0"  # before any process imports it
+    import triton
+    from tqdm import tqdm
+
+    known = [name for name, gpu in TARGETS.items() if version_of(triton) >= gpu.since]
+    if missing := [name for name in args.targets or TARGETS if name not in known]:
+        text = f"Triton {triton.__version__} compiles for {', '.join(known)} alone, not for {', '.join(missing)}"
+        if args.targets:
+            raise InputError(f"{text}; drop these, or upgrade Triton")
+        say(text)
+    targets, widths = args.targets or known, args.widths or WIDTHS
+    tasks = [
+        (target, case, width, args.passes)
+        for width in widths
+        for case in args.cases or CASES
+        for target in targets
+        if args.cases or args.widths or case in PLAIN or width in FEW_WIDTHS
+    ]
+    found: list[Kernel] = []
+    with (
+        tempfile.TemporaryDirectory() as cache,  # Triton's own may hold kernels from before a line moved
+        ProcessPoolExecutor(args.jobs, get_context("spawn"), set_cache, (cache,)) as pool,
+    ):
+        waiting = {pool.submit(compile_and_check, *task): task for task in tasks}
+        try:
+            for done in tqdm(as_completed(waiting), total=len(tasks), unit="call", disable=None):
+                found += done.result()
+                del waiting[done]
+        except BrokenProcessPool:
+            suspects = "; ".join(" ".join(map(str, task[:3])) for task in list(waiting.values())[: args.jobs + 1])
+            raise InputError(f"the compiler took its process down at one of: {suspects}; try them alone") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    order = [list(PASSES), list(CASES), sorted(widths), list(TARGETS)]
+    found.sort(key=lambda k: [row.index(v) for row, v in zip(order, (k.step, k.case, k.width, k.target), strict=True)])
+    if args.json:
+        result = {"triton": triton.__version__, "kernels": [kernel._asdict() for kernel in found]}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+    for step in args.passes:
+        print(HEADER)
+        of_step = [kernel for kernel in found if kernel.step == step]
+        for _, same in groupby(of_step, key=lambda k: (k.case, k.width)):
+            kernels = list(same)
+            print(line_of(kernels, step))
+            if args.verbose:
+                for kernel in kernels:
+                    print(line_of([kernel], f"  {kernel.name.strip('_').removesuffix('_kernel')[:4]} {kernel.target}"))
+    failed = [kernel for kernel in found if kernel.faults]
+    for k in failed:
+        where = f"{k.target} {k.step} {k.case} D={k.width} {k.name} {k.tile} {k.warps} warps"
+        print(f"FAILS {where}: {'; '.join(k.faults)}")
+    print(f"{len(found)} kernels for {', '.join(targets)}: {f'{len(failed)} fail' if failed else 'all pass'}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    run(main)
