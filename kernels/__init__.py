@@ -6,6 +6,7 @@ All of them are held to one contract, which is stated and computed in kernels/re
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ BACKENDS = {
 DTYPES = ("float16", "bfloat16", "float32")
 USAGE = (
     f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y; "
-    "@float16 or @bfloat16 after a name rounds its inputs first"
+    "@float16 or @bfloat16 after a name rounds x and the residual first"
 )
 
 

@@ -32,14 +32,16 @@ import numpy as np  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = not isinstance(tl.sum, triton.JITFunction)  # Triton's own functions show how it was imported
 DESCRIPTION = "triton (in its interpreter: right, but no measure of its speed)" if INTERPRETED else "triton"
-if INTERPRETED and isinstance(tl.sum, triton.JITFunction):
+if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
     raise InputError(
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
         "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
     )
-if INTERPRETED:  # a compiler can't look into interpreted kernels, so it gets operators that it takes as they are
+# A compiler can look into triton_op. It can't into interpreted kernels, and that of torch 2.6 hands the kernels tensors
+# of other strides than the launchers have seen; no version between was tried.
+if INTERPRETED or torch.__version__ < "2.13":
     from torch.library import custom_op as operator
 
     def wrap_triton(kernel: triton.runtime.KernelInterface) -> triton.runtime.KernelInterface:
@@ -190,22 +192,24 @@ def _backward_kernel(
         tl.store(partial_ptr + program * D + cols, total, mask=cols < D)
 
 
-def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int) -> dict[str, int]:
+def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int, aligned: bool) -> dict[str, int]:
     """ROWS, COLS and warps of a program. Fixed, not tuned: no warm-up, and the same bits every run.
 
     A tile is a row if that has up to `whole_row` elements, as many rows as fit `smallest` if they are short, and
     `part` elements of one row if it is longer. 16 elements a thread keep two or four loads of 128 bits in flight and
-    leave registers for the arithmetic, 8 also for what a loop over columns carries; scripts/check_codegen.py shows
-    that none of it spills.
+    leave registers for the arithmetic, 8 also for what a loop over columns carries; rows that aren't aligned need an
+    address an element. scripts/check_codegen.py shows that none of it spills.
     """
     cols = triton.next_power_of_2(int(x.shape[-1]))
     widest = whole_row * 4 // max(4, x.element_size())  # float64 takes two registers
+    if not aligned:
+        widest = min(widest, 4096)
     if cols > widest:
         cols = min(part, widest)
     if INTERPRETED:  # NumPy does the work: few programs, each with arrays that still fit the cache
         return {"ROWS": max(1, min(2**18 // cols, triton.next_power_of_2(n_rows))), "COLS": cols, "num_warps": 1}
     rows = max(1, smallest // cols)
-    threads = min(1024, max(128, rows * cols // (16 if cols >= x.shape[-1] else 8)))
+    threads = min(1024, max(128, rows * cols // (16 if aligned and cols >= x.shape[-1] else 8)))
     return {"ROWS": rows, "COLS": cols, "num_warps": threads // _gpu(x.device).warp_size}
 
 
@@ -226,13 +230,15 @@ def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties:
 def _as_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
     """Views of shape (outer, inner, D), and what all of their row strides are multiples of, up to 16.
 
-    The last axis has stride 1 or 0. Nothing is copied unless it has another one, or the axes before the last two
-    can't be seen as one.
+    The last axis has stride 1 or 0. Nothing is copied unless it has another one, or a row is found by more than two
+    strides, as in a transposed (batch, heads, tokens, D).
     """
     tensors = [t if t.stride(-1) in (0, 1) else t.contiguous() for t in tensors]
-    one_stride = all(t.stride(i) == t.stride(i + 1) * t.shape[i + 1] for t in tensors for i in range(t.dim() - 2))
-    inner = 1 if one_stride else tensors[0].shape[-2]
-    rows = [t.reshape(-1, inner, t.shape[-1]) for t in tensors]
+    shape = tensors[0].shape
+    # Between axes i and i + 1 the rows of some tensor don't follow each other at one distance.
+    breaks = [i for i in range(len(shape) - 2) if any(t.stride(i) != t.stride(i + 1) * shape[i + 1] for t in tensors)]
+    inner = math.prod(shape[breaks[0] + 1 : -1]) if breaks else 1
+    rows = [t.reshape(-1, inner, shape[-1]) for t in tensors]
     return rows, math.gcd(16, *(t.stride(i) for t in rows for i in (0, 1) if t.shape[i] > 1))
 
 
@@ -255,12 +261,14 @@ def launch_forward(
     y, h, rstd = _empty_outputs(x, residual)
     if not y.numel():
         return y, h, rstd
-    tile = _tile(rstd.numel(), y, 2048, whole_row=32768 if y.element_size() == 2 else 16384, part=8192)
-    (x, r), align = _as_rows(x, x if residual is None else residual)
+    (x, *others), align = _as_rows(x) if residual is None else _as_rows(x, residual)
+    whole_row = 32768 if y.element_size() == 2 else 16384
+    tile = _tile(rstd.numel(), y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
+    r = others[0] if others else h.view(0, 1, 1)  # empty: of x, passed twice, a compiler would make a copy
     with torch.cuda.device_of(x):  # Triton launches on the current GPU
         wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
             *_pointers(align, x, r),
-            x if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
+            h if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
             D=int(x.shape[2]), ALIGN=align, X_COL=x.stride(2), RESIDUAL_COL=r.stride(2), EPS=eps,
             ADD=residual is not None, WEIGHT=weight is not None, UNIT_OFFSET=unit_offset, ROUND_ONCE=round_once, **tile,
         )  # fmt: skip
@@ -276,16 +284,22 @@ def launch_backward(
     if not dx.numel():
         return dx, dweight.zero_()
     n_rows, width = rstd.numel(), int(h.shape[-1])
-    (dy, h, g), align = _as_rows(dy, h, dy if dh is None else dh)
-    w = h if weight is None else weight.contiguous()
+    (dy, h, *others), align = _as_rows(dy, h) if dh is None else _as_rows(dy, h, dh)
+    unused = rstd  # what is passed where there is nothing to pass
+    g = others[0] if others else unused.view(-1, 1, 1)
+    w = unused if weight is None else weight.contiguous()
     shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
     shared |= {"WEIGHT": weight is not None, "UNIT_OFFSET": unit_offset}
-    tile = _tile(n_rows, h, 1024, whole_row=8192, part=4096)
-    projection = rstd
+    aligned = align * h.element_size() >= 16
+    tile = _tile(n_rows, h, 1024, 8192, part=4096, aligned=aligned)
+    # How many tiles are under way: as many as shared memory holds on every GPU. Loads of less than 128 bits don't pay.
+    tile_bytes = (2 if dh is None else 3) * tile["ROWS"] * tile["COLS"] * h.element_size()
+    stages = min(3 if tile["COLS"] <= 4096 else 2, 1 + 96 * 1024 // tile_bytes) if aligned else 1
+    projection = unused
     with torch.cuda.device_of(h):
         if tile["COLS"] < width:
             projection = torch.empty_like(rstd)
-            wide_tile = _tile(n_rows, h, 1, whole_row=8192, part=8192)
+            wide_tile = _tile(n_rows, h, 1, 8192, part=8192, aligned=aligned)
             wrap_triton(_projection_kernel)[(triton.cdiv(n_rows, wide_tile["ROWS"]),)](
                 *_pointers(align, dy, h), w, rstd, projection, n_rows, h.shape[1], **shared, **wide_tile
             )  # fmt: skip
@@ -293,8 +307,8 @@ def launch_backward(
         partial = rstd.new_empty((n_programs, width) if wants_dweight else 0)
         wrap_triton(_backward_kernel)[(n_programs, triton.cdiv(width, tile["COLS"]))](
             *_pointers(align, dy, g, h), w, rstd, projection, dx, partial, n_rows, h.shape[1], n_steps,
-            DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once,
-            STAGES=3 if tile["COLS"] <= 4096 else 2, **shared, **tile,
+            DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once, STAGES=stages,
+            **shared, **tile,
         )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype) if wants_dweight else dweight
 
@@ -348,7 +362,7 @@ def rms_norm(
     together are Gemma's norm; round_once alone is nn.RMSNorm. Without a weight, y is x_hat.
     Raises ValueError for shapes and dtypes that don't fit.
     """
-    _check(x, None, weight)
+    _check(x, None, weight, unit_offset)
     return _rms_norm(x, None, weight, eps, unit_offset, round_once)[0]
 
 
@@ -357,17 +371,19 @@ def add_rms_norm(
     unit_offset: bool = False, round_once: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h), in one kernel forward and one backward."""
-    _check(x, residual, weight)
+    _check(x, residual, weight, unit_offset)
     y, h, _ = _rms_norm(x, residual, weight, eps, unit_offset, round_once)
     return y, h
 
 
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None) -> None:
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, unit_offset: bool) -> None:
     shapes_fit = x.dim() > 0 and (weight is None or weight.shape == x.shape[-1:])
     shapes_fit &= residual is None or residual.shape == x.shape
     tensors = [t for t in (x, residual, weight) if t is not None]
     if not shapes_fit or not all(t.is_floating_point() and t.device == x.device for t in tensors):
         found = ", ".join(f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors)
         raise ValueError(f"rms_norm got {found}; expected floating-point (..., D) and a weight (D,) on one device")
-    if not torch.compiler.is_compiling() and any(unpack_dual(t).tangent is not None for t in tensors):
+    if unit_offset and weight is None:
+        raise ValueError("rms_norm: unit_offset adds 1 to a weight, and there is none")
+    if any(unpack_dual(t).tangent is not None for t in tensors):
         raise NotImplementedError("--norm triton has no forward-mode derivative; use --norm reference, which has")

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -50,6 +51,11 @@ def not_negative(kind: type) -> Callable[[str], int | float]:
     return _number(kind, "from 0 on", lambda number: 0 <= number < math.inf)
 
 
+def whole_numbers(text: str) -> list[int]:
+    """An argparse type: comma-separated whole numbers above 0, from small to large and each once."""
+    return sorted({positive(int)(part) for part in text.split(",")})
+
+
 def _number(kind: type, where: str, fits: Callable[[int | float], bool]) -> Callable[[str], int | float]:
     def parse(text: str) -> int | float:
         try:
@@ -84,6 +90,19 @@ def say(text: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stderr)
+
+
+def make_folder(flag: str, folder: Path) -> None:
+    """Make the folder that a flag names, before the work whose results it is for.
+
+    Raises InputError where it can't be made, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{flag} {folder} can't be written ({error.strerror}); name a folder that can") from error
 
 
 def choose_device(name: str) -> torch.device:

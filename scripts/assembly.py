@@ -120,7 +120,7 @@ def registers_of(compiled: Any) -> tuple[int, str]:
         keys = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
         found = [int(re.search(rf"\.{key}: +(\d+)", compiled.asm["amdgcn"])[1]) for key in keys]
         words = "spills {} vector and {} scalar registers, {} bytes of scratch".format(*found[1:])
-        return found[0], words if any(found[1:]) else ""
+        return found[0], words if found[1] or found[3] else ""  # scalar ones alone go to vector ones, not to memory
     import triton
 
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import USAGE, Backend, InputError, kernel_errors
-from model.command import Parser, choose_device, positive, run, say
+from model.command import Parser, choose_device, make_folder, positive, run, say, whole_numbers
 from scripts import peers
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TENSORS = {"forward": 2, "backward": 3, "add_forward": 4, "add_backward": 4}  # as large as x, moved at least
 EPS = 1e-5
 WARM_UP = 3  # calls before the first that counts: they compile, tune and fill the allocator's pools
-COLD = 2**28  # bytes read before each timed call, at least twice what the last cache of today's GPUs holds
+COLD = {"cpu": 2**28, "cuda": 2**29}  # bytes read before each timed call: twice the largest last cache, an MI300X's
 SAME = 0.02  # how far y may be from the formula, relative to it; rounding to bfloat16 makes 0.004
 INTERPRETER = "triton is not timed here: it runs in Triton's interpreter, which is no measure of Triton"
 CPU = {"widths": [256, 1024, 4096], "megabytes": 4, "dtype": "float32", "mode": "eager", "repeats": 10}
@@ -57,11 +57,6 @@ class Work(NamedTuple):
     before: Callable[[], Any] | None = None
 
 
-def whole_numbers(text: str) -> list[int]:
-    """An argparse type: comma-separated numbers above 0."""
-    return sorted({positive(int)(part) for part in text.split(",")})
-
-
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.split("\n")[0])
     add, names = parser.add_argument, f"{', '.join(peers.PEERS)}, {USAGE}"
@@ -69,7 +64,7 @@ def parse_args() -> argparse.Namespace:
     add("--widths", type=whole_numbers, help="D, comma-separated (default: 256,1024,4096; on a GPU 1024 to 16384)")
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--megabytes", type=positive(float), help="size of x, whatever D (default: 4; on a GPU 64)")
-    rows.add_argument("--rows", type=positive(int), help="rows of x, instead of its size")
+    rows.add_argument("--rows", type=whole_numbers, help="rows of x, comma-separated, instead of its size")
     add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     add("--dtype", choices=DTYPES, help="of x (default: float32; on a GPU bfloat16)")
     add("--weight-dtype", choices=DTYPES, help="of the weight (default: that of x)")
@@ -91,9 +86,10 @@ def load_norms(names: str | None, device: torch.device) -> dict[str, Backend]:
             if names is not None:
                 raise
             print(f"{name} is not timed here: {error}")
-    interpreted = "triton" in norms and sys.modules["kernels.triton_rms_norm"].INTERPRETED
-    if interpreted:
-        del norms["triton"]
+    in_triton = [name for name in norms if name.partition("@")[0] in ("triton", "kernels.triton_rms_norm:rms_norm")]
+    interpreted = in_triton and sys.modules["kernels.triton_rms_norm"].INTERPRETED
+    for name in in_triton if interpreted else ():
+        del norms[name]
     if not norms:
         raise InputError(INTERPRETER if interpreted else f"--norms is '{names}'; expected norms to time: {USAGE}")
     if interpreted or (names is None and not gpu):
@@ -234,15 +230,19 @@ def measure(
     return [where | {"norm": name} | result for name, result in results.items()]
 
 
+def size_of(row: dict[str, Any]) -> tuple[int, int]:
+    return row["width"], row["rows"]
+
+
 def table(title: str, names: list[str], rows: list[dict[str, Any]], show: Callable[[dict], str]) -> list[str]:
-    """Lines of text: D down, norms across. A star marks what computes another function."""
+    """Lines of text: D and the rows down, norms across. A star marks what computes another function."""
     others = {row["norm"] for row in rows if not row.get("same_function", True)}
     rows = [row for row in rows if row["norm"] in names]
-    cells = {(row["width"], row["norm"]): show(row) if "share" in row else "refused" for row in rows}
+    cells = {(*size_of(row), row["norm"]): show(row) if "share" in row else "refused" for row in rows}
     wide = 3 + max(map(len, [*names, *cells.values()]))
-    lines = ["", title, "     D" + "".join((name + "*" * (name in others)).rjust(wide) for name in names)]
-    for width in dict.fromkeys(row["width"] for row in rows):
-        lines.append(f"{width:>6}" + "".join(cells[width, name].rjust(wide) for name in names))
+    lines = ["", title, "     D     rows" + "".join((name + "*" * (name in others)).rjust(wide) for name in names)]
+    for size in dict.fromkeys(map(size_of, rows)):
+        lines.append(f"{size[0]:>6}{size[1]:>9}" + "".join(cells[(*size, name)].rjust(wide) for name in names))
     return lines
 
 
@@ -259,17 +259,19 @@ def report(rows: list[dict[str, Any]]) -> list[str]:
     ours = "triton" if "triton" in names else names[0]
     for mode, pass_name in dict.fromkeys((row["mode"], row["pass"]) for row in rows):
         part = [row for row in rows if (row["mode"], row["pass"]) == (mode, pass_name)]
-        base = {row["width"]: row.get("median_us", math.nan) for row in part if row["norm"] == ours}
+        base = {size_of(row): row.get("median_us", math.nan) for row in part if row["norm"] == ours}
         lines += table(f"{pass_name}, {mode}", ["copy", *names], part, share_and_time)
         title = f"{pass_name}, {mode}: time over that of {ours}"
-        lines += table(title, names, part, lambda row, base=base: f"{row['median_us'] / base[row['width']]:.2f}")
+        lines += table(title, names, part, lambda row, base=base: f"{row['median_us'] / base[size_of(row)]:.2f}")
         if pass_name == "backward" and mode == rows[0]["mode"] and any("peak_bytes" in row for row in part):
             title = "forward and backward: MB at the peak beside x, weight and dy"
             lines += table(title, names, part, lambda row: f"{row['peak_bytes'] / 2**20:.1f}")
     far = {row["norm"]: row["distance"] for row in rows if not row.get("same_function", True)}
     lines += ["", *(f"* {name} is another function: its y is {error:.0%} off" for name, error in far.items())]
     for row in (row for row in rows if "refused" in row):
-        lines.append(f"{row['norm']} refused {row['pass']}, {row['mode']}, D = {row['width']}: {row['refused']}")
+        lines.append(
+            f"{row['norm']} refused {row['pass']}, {row['mode']}, {row['rows']} x {row['width']}: {row['refused']}"
+        )
     return lines
 
 
@@ -280,7 +282,8 @@ def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    mode = rows[-1]["mode"]
+    mode, most = rows[-1]["mode"], {row["width"]: row["rows"] for row in rows}  # the last of a width is its longest
+    rows = [row for row in rows if row["rows"] == most[row["width"]]]
     figure, panels = plt.subplots(2, 2, sharex=True, sharey=True, figsize=(9, 6.4), layout="constrained")
     for axes, pass_name in zip(panels.flat, TENSORS, strict=True):
         for i, name in enumerate(names):
@@ -301,6 +304,8 @@ def plot(rows: list[dict[str, Any]], names: list[str], path: Path) -> None:
 def main() -> None:
     args = parse_args()
     device = choose_device(args.device)
+    if device.type not in COLD:
+        raise InputError(f"--device {device}: this script knows how to time a CPU and CUDA or ROCm; use cpu or cuda")
     for name, value in (GPU if device.type == "cuda" else CPU).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
@@ -308,10 +313,7 @@ def main() -> None:
         raise InputError(f"--mode {args.mode}: a CUDA graph needs a GPU and the device is {device}; use --mode eager")
     norms = load_norms(args.norms, device)
     out = Path(args.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out} can't be made ({error.strerror}); name a folder that can") from error
+    make_folder("--out", out)
     import torch
     from tqdm import tqdm
 
@@ -320,16 +322,23 @@ def main() -> None:
     # A graph can't be captured on the default stream, and autograd runs a backward on its forward's stream.
     stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
     results = []
-    with stream, tqdm(total=len(args.widths) * len(TENSORS) * len(modes), unit="cell", disable=None) as bar:
+    with (
+        stream,
+        tqdm(
+            total=len(args.widths) * len(args.rows or [0]) * len(TENSORS) * len(modes), unit="cell", disable=None
+        ) as bar,
+    ):
         torch.empty(2**25 - 2**16, dtype=torch.uint8)  # once it is freed, glibc stops giving memory back to Linux
-        other = torch.ones(COLD // 4, device=device)  # of zeros, Linux would show one page of memory again and again
-        for width in args.widths:
+        other = torch.ones(
+            COLD[device.type] // 4, device=device
+        )  # of zeros, Linux would show one page of memory again and again
+        for width, n_rows in product(args.widths, args.rows or [None]):
             if "torch._dynamo" in sys.modules:
                 torch.compiler.reset()  # or the second width would be compiled for any width, and be slower for it
-            rows = args.rows or max(1, int(args.megabytes * 2**20 / (width * dtypes[0].itemsize)))
-            tensors = make_tensors(rows, width, dtypes, device)
+            n_rows = n_rows or max(1, int(args.megabytes * 2**20 / (width * dtypes[0].itemsize)))
+            tensors = make_tensors(n_rows, width, dtypes, device)
             for pass_name, mode in product(TENSORS, modes):
-                bar.set_description(f"{pass_name}, {mode}, D = {width}")
+                bar.set_description(f"{pass_name}, {mode}, {n_rows} x {width}")
                 results += measure(pass_name, mode, norms, tensors, other, args.repeats)
                 bar.update()
 

@@ -6,30 +6,35 @@ runs, which time, have it to themselves. --out then holds
     report.md      the summary, with the pictures      report.json    the same figures, to compute with
     bench.png, parity-float32.png, parity-bfloat16.png, and under logs/ what each part has printed
 
-Exit code 0: every part has run and passed. 1: one has failed or taken too long; the report says which.
+The whole takes 8 minutes at most: a part that would pass that is stopped. Exit code 0: every part has run and passed.
+1: one has failed or taken too long; the report says which.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import InputError
-from model.command import Parser, choose_device, positive, run, say
+from kernels import BACKENDS, USAGE, InputError
+from model.command import Parser, choose_device, make_folder, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
 
+DEADLINE_S = 470  # for all parts together
 TESTS = "tests/test_norm_contract.py,tests/test_triton_rms_norm.py"
 
 
@@ -45,7 +50,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", default="out/gpu_report", help="folder for the report")
     add("--device", default="auto", help="cuda, cuda:1, ...; cpu only to try the script itself")
-    add("--norms", default="reference,torch,compile,triton", help="trained with, and compared with the reference")
+    add("--norms", help=f"comma-separated: {USAGE} (default: {','.join(BACKENDS)}, and in the benchmark its peers)")
     add("--widths", help="D in the benchmark, as bench_norm.py takes it; its own choice, if left out")
     add("--steps", type=positive(int), default=300, help="optimiser steps of each training run")
     add("--parity-steps", type=positive(int), default=100, help="optimiser steps of each parity run")
@@ -61,6 +66,7 @@ def plan(args: argparse.Namespace, norms: list[str], out: Path) -> tuple[list[Pa
     model = [*device, "--config", str(args.config), "--data", args.data]
     tests = [str(ROOT / test) for test in args.tests.split(",")]
     tests = ["-m", "pytest", "-q", *tests, *device, "--junitxml", str(work / "contract.xml")]
+    tests += ["--norm", args.norms] if args.norms else []  # else what the tests choose, which is less of compile
     together = [Part("contract", "Contract tests", (python, *tests), 300)]
     for dtype in ("float32", "bfloat16"):
         rounded = ["--norm-dtype", dtype] if dtype == "bfloat16" else []
@@ -70,6 +76,7 @@ def plan(args: argparse.Namespace, norms: list[str], out: Path) -> tuple[list[Pa
 
     bench = [str(ROOT / "scripts/bench_norm.py"), *device, "--out", str(work / "bench")]
     bench += ["--widths", args.widths] if args.widths else []
+    bench += ["--norms", args.norms] if args.norms else []
     alone = [Part("bench", "Benchmark", (python, *bench), 150)]
     for norm in norms:
         train = [str(ROOT / "train.py"), "--norm", norm, *model, "--steps", str(args.steps)]
@@ -79,29 +86,40 @@ def plan(args: argparse.Namespace, norms: list[str], out: Path) -> tuple[list[Pa
     return together, alone
 
 
-def run_parts(parts: list[Part], logs: Path, show: Any) -> dict[str, dict[str, Any]]:
-    """Run the parts beside each other: their exit codes and seconds, and what they print in logs/NAME.txt."""
+def run_parts(parts: list[Part], logs: Path, deadline: float, show: Any) -> dict[str, dict[str, Any]]:
+    """Run the parts beside each other: their exit codes and seconds, and what they print in logs/NAME.txt.
+
+    None runs for longer than its own limit, or beyond the deadline, which time.perf_counter() reaches.
+    """
     started, running, results = time.perf_counter(), {}, {}
     for part in parts:
         with (logs / f"{part.name}.txt").open("w") as log, (logs / f"{part.name}.err").open("w") as errors:
-            running[part] = subprocess.Popen(part.command, stdout=log, stderr=errors)
+            running[part] = subprocess.Popen(part.command, stdout=log, stderr=errors, start_new_session=True)
     try:
         while running:
             time.sleep(0.2)
             seconds = time.perf_counter() - started
             for part, process in list(running.items()):
-                if process.poll() is None and seconds < part.limit_s:
+                limit_s = min(part.limit_s, max(0, deadline - started))
+                if process.poll() is None and seconds < limit_s:
                     continue
-                process.kill()  # nothing, if it has ended
+                stop(process)
                 code = process.wait()
-                ended = "passed" if code == 0 else "failed" if seconds < part.limit_s else f"over {part.limit_s} s"
+                ended = "passed" if code == 0 else "failed" if seconds < limit_s else f"over {limit_s:.0f} s"
                 results[part.name] = {"result": ended, "seconds": round(seconds, 1), "command": part.command[1:]}
                 del running[part]
                 show(part, ended)
     finally:
-        for process in running.values():
-            process.kill()  # after Ctrl-C
+        for process in running.values():  # after Ctrl-C
+            stop(process)
     return results
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Kill a part and what it has started, if any of it still runs: it must not disturb the next one."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def contract_figures(xml: Path) -> dict[str, Any]:
@@ -131,7 +149,7 @@ def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
         ("parity-float32", "parity-float32", "parity"),
         ("parity-bfloat16", "parity-bfloat16", "parity"),
     ):
-        if (work / folder / f"{file}.json").exists():
+        if (work / folder / f"{file}.png").exists():  # drawn after the figures are written
             results[name]["figures"] = json.loads((work / folder / f"{file}.json").read_text())
             shutil.copy(work / folder / f"{file}.png", out / f"{name}.png")
     for name, result in results.items():
@@ -178,21 +196,21 @@ def main() -> None:
     from model.config import LlamaConfig
     from scripts.prepare_data import prepare
 
-    norms = [name.strip() for name in args.norms.split(",") if name.strip()]
+    norms = [name.strip() for name in (args.norms or ",".join(BACKENDS)).split(",") if name.strip()]
+    if not {*norms} - {"reference"}:
+        raise InputError(f"--norms is '{args.norms}'; expected norms to compare with the reference: {USAGE}")
     for norm in norms:
         load_backend(norm, device)
     out = Path(args.out).resolve()
     shutil.rmtree(out / "work", ignore_errors=True)  # no figure of an earlier run may pass for one of this
-    try:
-        (out / "logs").mkdir(parents=True, exist_ok=True)
-        (out / "work").mkdir()
-    except OSError as error:
-        raise InputError(f"--out {out} can't be made ({error.strerror}); name a folder that can") from error
+    for folder in (out, out / "logs", out / "work"):
+        make_folder("--out", folder)
     vocab_size = LlamaConfig.load(args.config).vocab_size
     prepare(args.data, vocab_size, Path("out/data"))  # once, before several runs want it at the same time
 
     together, alone = plan(args, norms, out)
     started = time.perf_counter()
+    deadline = started + DEADLINE_S
     with tqdm(total=len(together) + len(alone), unit="part", disable=None) as bar:
 
         def show(part: Part, ended: str) -> None:
@@ -200,10 +218,10 @@ def main() -> None:
             bar.update()
 
         bar.set_description("contract tests and parity")
-        results = run_parts(together, out / "logs", show)
+        results = run_parts(together, out / "logs", deadline, show)
         for part in alone:
             bar.set_description(part.title)
-            results |= run_parts([part], out / "logs", show)
+            results |= run_parts([part], out / "logs", deadline, show)
 
     parts = together + alone
     results = {part.name: results[part.name] for part in parts}

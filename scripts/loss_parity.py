@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import DTYPES, USAGE, InputError, load_backend
-from model.command import Parser, choose_device, not_negative, positive, run, say
+from model.command import Parser, choose_device, make_folder, not_negative, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
@@ -165,6 +165,7 @@ def main() -> None:
     for norm in runs.values():
         load_backend(norm, choose_device(args.device))  # a name that is wrong is said before the first run
     out = Path(args.out)
+    make_folder("--out", out)
     losses = {}
     with tqdm(total=len(runs) * args.steps, unit="step", disable=None) as bar:
         for name, norm in runs.items():

@@ -45,6 +45,8 @@ class Case(NamedTuple):
     weight: str | None
     unit_offset: bool = False
     round_once: bool = False
+    frozen: bool = False  # nobody wants dweight
+    strided: bool = False  # axes swapped, so that a row is found by two strides
 
 
 CASES = {
@@ -55,6 +57,8 @@ CASES = {
     "autocast": Case("bfloat16", "float32", "float32"),
     "gemma": Case("bfloat16", "bfloat16", "bfloat16", unit_offset=True, round_once=True),
     "no-weight": Case("bfloat16", "bfloat16", None),
+    "frozen": Case("bfloat16", "bfloat16", "bfloat16", frozen=True),
+    "strided": Case("bfloat16", "bfloat16", "bfloat16", strided=True),
 }
 
 
@@ -123,14 +127,20 @@ def kernels_for(target: str) -> ModuleType:
     return triton_rms_norm
 
 
-def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[Launch], float]:
-    """The kernels that a pass would launch, compiled, and the fewest bytes an element that it must move."""
+def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[Launch], float, float]:
+    """The kernels that a pass would launch, compiled; the fewest bytes an element that it must move; and how many more
+    it moves where a row is too wide for one tile, so that forward reads h twice, and backward h and dy."""
     import torch
 
     kernels, CompileOnly.launches = kernels_for(target), []
 
     def rows(*names: str) -> list[torch.Tensor]:
-        return [torch.empty(*SHAPE, width, dtype=getattr(torch, name), device="meta") for name in names]
+        return [empty(getattr(torch, name)) for name in names]
+
+    def empty(dtype: torch.dtype) -> torch.Tensor:
+        if case.strided:
+            return torch.empty(SHAPE[1], SHAPE[0], width, dtype=dtype, device="meta").transpose(0, 1)
+        return torch.empty(*SHAPE, width, dtype=dtype, device="meta")
 
     x, residual = rows(case.x, case.residual if step.startswith("add") else case.x)
     weight = torch.empty(width, dtype=getattr(torch, case.weight), device="meta") if case.weight else None
@@ -144,11 +154,12 @@ def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[La
         kernels.launch_forward(x, residual, weight, EPS, *options)
         tensors = [x.dtype, residual.dtype, wide, wide]
     else:
-        dy, dh, h = (torch.empty(*SHAPE, width, dtype=wide, device="meta") for _ in range(3))
+        dy, dh, h = (empty(wide) for _ in range(3))
         dh = dh if step == "add_backward" else None
-        kernels.launch_backward(dy, dh, h, weight, rstd, *options, weight is not None)
+        kernels.launch_backward(dy, dh, h, weight, rstd, *options, weight is not None and not case.frozen)
         tensors = [wide] * (3 if dh is None else 4)
-    return CompileOnly.launches, sum(dtype.itemsize for dtype in tensors) + rstd.itemsize / width
+    floor = sum(dtype.itemsize for dtype in tensors) + rstd.itemsize / width
+    return CompileOnly.launches, floor, wide.itemsize * (1 if step.endswith("forward") else 2)
 
 
 def version_of(triton: ModuleType) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kernels
-from model.command import run
+from model.command import choose_device, run
 from model.config import LlamaConfig
 from model.llama import Llama
 
@@ -26,6 +26,16 @@ def pytest_configure(config):
     if device == "cpu":  # most of the suite compares with CPU results, and runs Triton in its interpreter
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kernels.interpret_without_gpu()  # before anything here imports triton
+    try:
+        for norm in filter(None, (config.getoption("--norm") or "").split(",")):
+            kernels.load_backend(norm, choose_device(device))
+    except kernels.InputError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--norm"):  # then nothing but that is tested
+        items[:] = [item for item in items if not item.name.startswith("test_compile_backend")]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ PASSES = ["forward", "backward", "add_forward", "add_backward"]
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Little to read before each call."""
-    monkeypatch.setattr(bench_norm, "COLD", 2**12)
+    monkeypatch.setattr(bench_norm, "COLD", {"cpu": 2**12})
 
 
 def tensors(rows=3, width=5, dtypes=(torch.float16, torch.float32)):
@@ -135,7 +135,7 @@ def test_a_run_fills_every_cell_and_survives_a_norm_that_refuses(tmp_path, monke
     assert (tmp_path / "a/bench/norm.png").read_bytes().startswith(b"\x89PNG")
 
     result = json.loads((tmp_path / "a/bench/norm.json").read_text())
-    assert result["arguments"]["rows"] == "8"
+    assert result["arguments"]["rows"] == "[8]"
     assert torch.__version__ in result["machine"]
     cells = {(row["pass"], row["mode"], row["width"], row["norm"]): row for row in result["results"]}
     assert len(cells) == len(result["results"])
@@ -144,7 +144,7 @@ def test_a_run_fills_every_cell_and_survives_a_norm_that_refuses(tmp_path, monke
         assert row["rows"] == 8
         if norm == "norms_to_bench:broken" and width == 64:
             assert row["refused"] == "ValueError: 64 is too wide"
-            assert f"norms_to_bench:broken refused {pass_name}, eager, D = 64: ValueError: 64 is too wide" in out
+            assert f"norms_to_bench:broken refused {pass_name}, eager, 8 x 64: ValueError: 64 is too wide" in out
             assert "share" not in row
         else:
             assert row["median_us"] > 0
@@ -165,15 +165,15 @@ def test_the_report_has_a_table_of_shares_and_one_of_ratios():
     lines = [" ".join(line.split()) for line in bench_norm.report(rows)]
     shares = lines.index("forward, graph")
     assert lines[shares + 1 : shares + 4] == [
-        "D copy mine triton*",
-        "32 2.0 GB/s 20.0 ±25% 50% 40.0 ±25% 80% 25.0 ±25%",
-        "64 2.0 GB/s 20.0 ±25% refused 40% 50.0 ±25%",
+        "D rows copy mine triton*",
+        "32 8 2.0 GB/s 20.0 ±25% 50% 40.0 ±25% 80% 25.0 ±25%",
+        "64 8 2.0 GB/s 20.0 ±25% refused 40% 50.0 ±25%",
     ]
     ratios = lines.index("forward, graph: time over that of triton")
-    assert lines[ratios + 1 : ratios + 4] == ["D mine triton*", "32 1.60 1.00", "64 refused 1.00"]
+    assert lines[ratios + 1 : ratios + 4] == ["D rows mine triton*", "32 8 1.60 1.00", "64 8 refused 1.00"]
     assert lines[-2:] == [
         "* triton is another function: its y is 25% off",
-        "mine refused forward, graph, D = 64: Error: no",
+        "mine refused forward, graph, 8 x 64: Error: no",
     ]
 
 
@@ -221,7 +221,7 @@ def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys
         ("--norms=", "--norms is ''; expected norms to time"),
         ("--norms torch,nope", "no norm backend is called 'nope'"),
         ("--norms torch,liger", "liger"),  # not installed, or refused on a CPU
-        ("--norms torch --out taken", "--out taken can't be made"),
+        ("--norms torch --out taken", "--out taken can't be written"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(tmp_path, monkeypatch, command, arguments, found):

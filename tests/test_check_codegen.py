@@ -62,7 +62,9 @@ def findings(tmp_path_factory):
         ("/ D + EPS)", "/ D + tl.full((), EPS, tl.float64)).to(wide)"),
         ("if COLS < D:  # else", "if True:  # else"),
     )
-    return {target: f"{too_large[target]}; {too_much[target]}" for target in TARGETS}
+    half = ('[(triton.cdiv(rstd.numel(), tile["ROWS"]),)]', '[(triton.cdiv(rstd.numel(), 2 * tile["ROWS"]),)]')
+    too_little = check_copy(1024, half)
+    return {target: "; ".join((too_large[target], too_much[target], too_little[target])) for target in TARGETS}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -74,8 +76,9 @@ def findings(tmp_path_factory):
         r"stores y_ptr by \d\d bits \(line \d+\), and 128 are possible",
         r"has \d+ instructions in float64",
         r"moves 6\.00 bytes an element, and the floor is 4\.00",
+        r"moves 2\.00 bytes an element, and the floor is 4\.00",
     ],
-    ids=["spill", "column stride", "rows not aligned", "float64", "x read twice"],
+    ids=["spill", "column stride", "rows not aligned", "float64", "x read twice", "half of the rows"],
 )
 def test_planted_faults_are_found(findings, target, finding):
     assert re.search(finding, findings[target])

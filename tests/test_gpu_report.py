@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 
 import pytest
 
@@ -40,7 +41,11 @@ def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, argum
         parsed[part.name] = parse_args()
     assert parsed["parity-float32"].norm_dtype is None
     assert parsed["parity-bfloat16"].norm_dtype == parsed["parity-bfloat16"].dtype == "bfloat16"
+    assert parsed["parity-float32"].dtype == "float32"
     assert parsed["bench"].widths == [64, 128]
+    assert all(each.device == "cpu" for each in parsed.values())
+    assert parsed["train-torch"].steps == 300
+    assert parsed["parity-float32"].steps == 100
     assert parsed["train-triton"].norm == "triton"
     assert {"--device", "cpu"} <= set(together[0].command)
     assert sum(file.endswith(".py") for file in together[0].command) == 2
@@ -53,11 +58,35 @@ def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path):
         part("failing", "raise SystemExit(3)"),
         part("hanging", "import time; time.sleep(60)", limit_s=1),
     ]
-    results = gpu_report.run_parts(parts, tmp_path, lambda part, ended: seen.append((part.name, ended)))
+    deadline = time.perf_counter() + 60
+    results = gpu_report.run_parts(parts, tmp_path, deadline, lambda part, ended: seen.append((part.name, ended)))
     assert {name: result["result"] for name, result in results.items()} == dict(seen)
     assert dict(seen) == {"fine": "passed", "failing": "failed", "hanging": "over 1 s"}
     assert (tmp_path / "fine.txt").read_text() == "text\n"
     assert (tmp_path / "fine.err").read_text() == "noise\n"
+
+
+def test_what_a_part_has_started_ends_with_it(tmp_path):
+    """A training run left on the GPU would slow down what is timed next."""
+    alive = tmp_path / "alive"
+    grandchild = f"import pathlib, time\nwhile True:\n    pathlib.Path({str(alive)!r}).touch()\n    time.sleep(0.05)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    gpu_report.run_parts([part("parent", code, limit_s=3)], tmp_path, time.perf_counter() + 60, lambda *_: None)
+    alive.unlink()  # it was there
+    time.sleep(0.3)
+    assert not alive.exists()
+
+
+def test_the_deadline_ends_every_part(tmp_path):
+    sleeper = part("sleeper", "import time; time.sleep(60)", limit_s=50)
+    results = gpu_report.run_parts([sleeper], tmp_path, time.perf_counter() + 1, lambda *_: None)
+    assert results["sleeper"]["result"] == "over 1 s"
+
+
+def test_without_norms_to_compare_it_says_so(command, tmp_path):
+    code, _, stderr = command(gpu_report.main, "--device", "cpu", "--norms", "reference", "--out", tmp_path / "out")
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "expected norms to compare with the reference" in stderr
 
 
 MAKE_BENCH = """

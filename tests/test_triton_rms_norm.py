@@ -26,6 +26,27 @@ def test_forward_operator_passes_opcheck(shape, dtype, residual):
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm.default, arguments).values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize(
+    ("x", "residual"),
+    [
+        (rows(48, 5).t(), None),
+        (rows(5, 48, dtype=torch.float64), None),
+        (rows(5, 48, dtype=torch.float16), rows(5, 48, seed=3)),
+        (rows(3, 5, 48).transpose(0, 1), rows(5, 3, 48, seed=3)),
+    ],
+    ids=["transposed", "float64", "mixed", "swapped"],
+)
+def test_operators_say_the_right_strides_and_dtypes(x, residual):
+    """What a compiler is told before anything runs."""
+    weight = weights(48, x.dtype)
+    arguments = (x.requires_grad_(), residual, weight, EPS, False, False)
+    assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm.default, arguments).values()) == {"SUCCESS"}
+    with torch.no_grad():
+        y, h, rstd = torch.ops.rmsllama.rms_norm(*arguments)
+    arguments = (torch.ones_like(y), None, x.detach() if residual is None else h, weight, rstd, False, False, True)
+    assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm_backward.default, arguments).values()) == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("wants_dweight", [False, True])
 @pytest.mark.parametrize("with_dh", [False, True])
 def test_backward_operator_passes_opcheck(with_dh, wants_dweight):
@@ -76,8 +97,9 @@ def run_both(shape, **options):
 def test_any_tile_gives_the_same(monkeypatch, tile):
     """On a GPU a tile has few rows, a program takes several of them, and a wide row has several tiles."""
     expected = run_both((13, 48))
+    count = np.int32 if triton_rms_norm.INTERPRETED else int
     monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": tile[0], "COLS": tile[1], "num_warps": 1})
-    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, np.int32(-(-n_tiles // 2))))
+    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, count(-(-n_tiles // 2))))
     for got, one_tile in zip(run_both((13, 48)), expected, strict=True):
         torch.testing.assert_close(got, one_tile, rtol=1e-5, atol=2e-6)  # sums run in another order
 
@@ -106,11 +128,14 @@ def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
     # In float32 sums of another order move the last bit here and there, in float16 one element in a thousand.
     torch.testing.assert_close(y, gemma(x), rtol=2 * unit(dtype) + 4 * unit(torch.float32), atol=0)
     assert dtype == torch.float32 or differing < 0.01
-    leaf = weight.clone().requires_grad_()
-    dy = rows(6, 48, dtype=dtype, scale=1.0, seed=2)
-    triton_rms_norm.rms_norm(x, leaf, EPS, unit_offset=True, round_once=True).backward(dy)
-    gemma(x).backward(dy)
-    torch.testing.assert_close(leaf.grad, gemma.weight.grad, rtol=4 * unit(dtype), atol=40 * unit(dtype))
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    dy = torch.zeros_like(x)
+    dy[:, 0] = 1  # where 1 + weight would be 1
+    grads = torch.autograd.grad(triton_rms_norm.rms_norm(*leaves, EPS, unit_offset=True, round_once=True), leaves, dy)
+    x.requires_grad_()
+    expected = torch.autograd.grad(gemma(x), (x, gemma.weight), dy)
+    for got, wanted in zip(grads, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=2.01 * unit(dtype) + 16 * unit(torch.float32), atol=1e-6)
 
 
 def test_round_once_multiplies_before_it_rounds():
@@ -162,6 +187,8 @@ def test_gradients_of_the_options(shape, options):
         (lambda: rows(2, 3, 7, 48)[:, :, 2:5], False),
         (lambda: rows(1).expand(2, 3, 48), False),
         (lambda: rows(2, 1, 48).expand(2, 3, 48), False),
+        (lambda: rows(2, 3, 7, 48)[:, :-1, :], False),
+        (lambda: rows(2, 7, 3, 96)[:, 1:, :, :48], False),
         (lambda: rows(48), False),
         (lambda: rows(48, 6).t(), True),
         (lambda: rows(6, 96)[:, ::2], True),
@@ -175,12 +202,26 @@ def test_what_is_copied(make, copied):
     assert (seen.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()) == copied
 
 
-def test_offsets_pass_32_bits():
+@pytest.mark.parametrize("width", [48, 10000])
+def test_offsets_pass_32_bits(width):
     """Three rows, 2^30 elements apart: only the pages that hold them are ever touched."""
-    x = torch.empty(2**31 + 48, dtype=torch.float16, device=DEVICE).as_strided((3, 48), (2**30, 1))
-    x.copy_(rows(3, 48, dtype=torch.float16))
-    weight = weights(48, torch.float16)
-    assert torch.equal(triton_rms_norm.rms_norm(x, weight, EPS), triton_rms_norm.rms_norm(x.clone(), weight, EPS))
+
+    def far_apart(tensor):
+        far = torch.empty(2**31 + width, dtype=tensor.dtype, device=DEVICE).as_strided(tensor.shape, (2**30, 1))
+        return far.copy_(tensor)
+
+    x, residual, dy, dh = (rows(3, width, dtype=torch.float16, seed=seed) for seed in range(4))
+    weight = weights(width, torch.float16)
+
+    def run(place):
+        leaves = [place(tensor).requires_grad_() for tensor in (x, residual)] + [weight.clone().requires_grad_()]
+        outputs = triton_rms_norm.add_rms_norm(*leaves, EPS)
+        alone = triton_rms_norm.rms_norm(leaves[0], leaves[2], EPS)
+        gradients = torch.autograd.grad(outputs, leaves, (place(dy), place(dh)))
+        return *outputs, *gradients, *torch.autograd.grad(alone, (leaves[0], leaves[2]), place(dy))
+
+    for got, expected in zip(run(far_apart), run(torch.clone), strict=True):
+        assert torch.equal(got, expected)
 
 
 @pytest.fixture
@@ -219,6 +260,8 @@ def test_what_is_not_supported_names_the_backend_that_does_it():
 
     with pytest.raises(NotImplementedError, match="no forward-mode derivative; use --norm reference"):
         torch.func.jvp(lambda x: triton_rms_norm.rms_norm(x, weight, EPS), (x,), (x,))
+    with pytest.raises(ValueError, match="unit_offset adds 1 to a weight, and there is none"):
+        triton_rms_norm.rms_norm(x, None, EPS, unit_offset=True)
     assert torch.func.jvp(lambda x: reference.rms_norm(x, weight, EPS), (x,), (x,))[1].abs().max() > 0
 
 
