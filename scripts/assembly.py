@@ -30,14 +30,17 @@ class Access(NamedTuple):
 
 
 def accesses_of(launch: Launch) -> list[Access]:
-    """The loads and stores of a kernel, from its intermediate code. Raises ValueError at what can't be counted."""
+    """The loads and stores of a kernel, from its intermediate code.
+
+    Raises ValueError at what can't be counted, and where a tensor is read back with no barrier after it was stored to.
+    """
     lines = launch.compiled.asm["ttir"].splitlines()
     source = launch.compiled.src
     known = {name for name in launch.args if source.signature.get(name, "constexpr") == "constexpr"}
     known |= set(source.constants)  # where Triton 3.2 has the arguments that are 1
     runtime = [name for name in source.fn.arg_names if name not in known]
     positions = dict(re.match(r"(#loc\d*) = (.*)", line).groups() for line in lines if line.startswith("#loc"))
-    arguments, origin, constants, loops, found = {}, {}, {}, [], []
+    arguments, origin, constants, loops, found, stored = {}, {}, {}, [], [], set()
 
     def position(text: str) -> tuple[int, int] | None:
         if place := re.search(r'\.py":(\d+):(\d+)', text):
@@ -74,6 +77,8 @@ def accesses_of(launch: Launch) -> list[Access]:
             loops.append((trips, 1) if late else (1, trips))
         elif line.endswith("{"):
             loops.append((1, 1))
+        if re.search(r"\b(gpu|ttg|tt)\.\w*barrier\b", line):
+            stored.clear()
         if access := re.search(r"tt\.(load|store) (%\w+).*: (?:tensor<((?:\d+x)+))?!tt\.ptr<[a-z]+(\d+)", line):
             pointer = access[2]
             while pointer not in arguments:
@@ -86,6 +91,10 @@ def accesses_of(launch: Launch) -> list[Access]:
                 rows, cols = rows * row_trips, cols * col_trips
             place = position(line.rpartition("loc(")[2])
             is_store = access[1] == "store"
+            if is_store:
+                stored.add(arguments[pointer])
+            elif arguments[pointer] in stored:
+                raise ValueError(f"{arguments[pointer]} is read back with no barrier after it was stored to")
             found.append(Access(is_store, arguments[pointer], int(access[4]), shape, rows, cols, place))
     return found
 

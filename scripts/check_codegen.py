@@ -8,6 +8,7 @@ tile, warps, stages, strides and dtypes. x has 8 x 2048 rows. Checked of each ke
     width        each access to a tensor of x's size must be of 128 bits, if D * itemsize is a multiple of 16. The
                  weight and the partial sums, being one row, must reach the smaller of 128 bits and what the tile has
                  for each thread. Values that a row has one of (rstd, projection) are narrow by nature.
+    race         nothing may be read back without a barrier after it was stored.
     float64      not one instruction may be in float64: the dtypes here are float32 and less.
     bytes        counted from the kernel's loads and stores before any optimisation, loops included, columns past D
                  not: moved is that over the elements of x, with the weight, which all programs share in the cache,

@@ -38,7 +38,7 @@ def test_kernels_pass():
 def findings(tmp_path_factory):
     """What the check says of the forward kernel, by target, when these edits are made in a copy of it."""
 
-    def check_copy(width, *edits):
+    def check_copy(width, *edits, step="forward"):
         copy = tmp_path_factory.mktemp("copy")
         for folder in ("kernels", "model", "scripts"):
             shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
@@ -48,9 +48,9 @@ def findings(tmp_path_factory):
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         source.write_text(text)
-        code, out = check(copy, "--passes", "forward", "--widths", str(width))
+        code, out = check(copy, "--passes", step, "--widths", str(width))
         assert code == 1, out
-        failures = re.findall(r"^FAILS (\w+) forward .*?: (.*)$", out, re.MULTILINE)
+        failures = re.findall(rf"^FAILS (\w+) {step} .*?: (.*)$", out, re.MULTILINE)
         assert [target for target, _ in failures] == TARGETS
         return dict(failures)
 
@@ -64,7 +64,9 @@ def findings(tmp_path_factory):
     )
     half = ('[(triton.cdiv(rstd.numel(), tile["ROWS"]),)]', '[(triton.cdiv(rstd.numel(), 2 * tile["ROWS"]),)]')
     too_little = check_copy(1024, half)
-    return {target: "; ".join((too_large[target], too_much[target], too_little[target])) for target in TARGETS}
+    race = check_copy(65536, ("tl.debug_barrier()", "pass"), step="add_forward")
+    copies = too_large, too_much, too_little, race
+    return {target: "; ".join(findings[target] for findings in copies) for target in TARGETS}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -77,8 +79,9 @@ def findings(tmp_path_factory):
         r"has \d+ instructions in float64",
         r"moves 6\.00 bytes an element, and the floor is 4\.00",
         r"moves 2\.00 bytes an element, and the floor is 4\.00",
+        "h_ptr is read back with no barrier after it was stored to",
     ],
-    ids=["spill", "column stride", "rows not aligned", "float64", "x read twice", "half of the rows"],
+    ids=["spill", "column stride", "rows not aligned", "float64", "x read twice", "half of the rows", "no barrier"],
 )
 def test_planted_faults_are_found(findings, target, finding):
     assert re.search(finding, findings[target])
