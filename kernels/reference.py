@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels import add_then
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last axis of x, (..., D), to a root mean square of 1, and scale it by weight, (D,).
@@ -24,10 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return scale(normalize(x, eps), weight)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h). Both carry gradient."""
-    h = x + residual
-    return rms_norm(h, weight, eps), h
+add_rms_norm = add_then(rms_norm)  # (y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h)
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:

@@ -280,9 +280,10 @@ def launch_backward(
     unit_offset: bool, round_once: bool, wants_dweight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx of h's shape and dtype, and dweight of the weight's; empty, if nobody wants it."""
-    dx, dweight = _empty_gradients(h, weight, wants_dweight)
-    if not dx.numel():
+    if not h.numel():
+        dx, dweight = _empty_gradients(h, weight, wants_dweight)
         return dx, dweight.zero_()
+    dx = h.new_empty(h.shape)
     n_rows, width = rstd.numel(), int(h.shape[-1])
     (dy, h, *others), align = _as_rows(dy, h) if dh is None else _as_rows(dy, h, dh)
     unused = rstd  # what is passed where there is nothing to pass
@@ -310,7 +311,7 @@ def launch_backward(
             DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once, STAGES=stages,
             **shared, **tile,
         )  # fmt: skip
-    return dx, partial.sum(0).to(weight.dtype) if wants_dweight else dweight
+    return dx, partial.sum(0).to(weight.dtype) if wants_dweight else h.new_empty(0)
 
 
 def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> tuple[Tensor, Tensor]:

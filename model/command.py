@@ -51,6 +51,11 @@ def not_negative(kind: type) -> Callable[[str], int | float]:
     return _number(kind, "from 0 on", lambda number: 0 <= number < math.inf)
 
 
+def names_in(text: str) -> list[str]:
+    """The comma-separated names of a flag, without the empty ones."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def whole_numbers(text: str) -> list[int]:
     """An argparse type: comma-separated whole numbers above 0, from small to large and each once."""
     return sorted({positive(int)(part) for part in text.split(",")})

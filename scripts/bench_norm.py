@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import USAGE, Backend, InputError, kernel_errors
-from model.command import Parser, choose_device, make_folder, positive, run, say, whole_numbers
+from model.command import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
 from scripts import peers
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def load_norms(names: str | None, device: torch.device) -> dict[str, Backend]:
     gpu = device.type == "cuda"
     defaults = ["reference", "torch", "compile", *(["triton"] if gpu else []), *peers.installed()]
     norms = {}
-    for name in defaults if names is None else filter(None, map(str.strip, names.split(","))):
+    for name in defaults if names is None else names_in(names):
         try:
             norms[name] = peers.load(name, device)
         except InputError as error:

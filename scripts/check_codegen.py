@@ -120,6 +120,7 @@ def compile_and_check(target: str, case_name: str, width: int, steps: list[str])
 
     found = []
     for step in steps:
+        blank = Kernel(target, step, case_name, width, "?", "?", *[0] * 2, "", *[0] * 8, ())
         try:
             launches, floor, again = launches_of(step, target, CASES[case_name], width)
             kernels = [inspect(launch, target, step, case_name, width, floor) for launch in launches]
@@ -128,12 +129,11 @@ def compile_and_check(target: str, case_name: str, width: int, steps: list[str])
             most = floor if width <= (READ_ONCE if aligned else READ_ONCE // 2) else floor + again
             if not floor / MARGIN <= moved <= most * MARGIN:
                 fault = f"moves {moved:.2f} bytes an element, and the floor is {floor:.2f}, the most {most:.2f}"
-                nothing = Kernel(target, step, case_name, width, "nothing", "?", *[0] * 2, "", *[0] * 8, ())
-                *kernels, last = kernels or [nothing]
+                *kernels, last = kernels or [blank._replace(name="nothing")]
                 kernels.append(last._replace(faults=(*last.faults, fault)))
         except (*kernel_errors(), subprocess.SubprocessError) as error:  # a finding about the kernel as well
             fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            kernels = [Kernel(target, step, case_name, width, "?", "?", *[0] * 2, "", *[0] * 8, (fault,))]
+            kernels = [blank._replace(faults=(fault,))]
         found += kernels
     return found
 

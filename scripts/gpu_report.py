@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import BACKENDS, USAGE, InputError
-from model.command import Parser, choose_device, make_folder, positive, run, say
+from model.command import Parser, choose_device, make_folder, names_in, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
 
 DEADLINE_S = 470  # for all parts together
+FIGURES = {"bench": "norm", "parity-float32": "parity", "parity-bfloat16": "parity"}  # what a part names its files
 TESTS = "tests/test_norm_contract.py,tests/test_triton_rms_norm.py"
 
 
@@ -103,8 +104,7 @@ def run_parts(parts: list[Part], logs: Path, deadline: float, show: Any) -> dict
                 limit_s = min(part.limit_s, max(0, deadline - started))
                 if process.poll() is None and seconds < limit_s:
                     continue
-                stop(process)
-                code = process.wait()
+                code = stop(process)
                 ended = "passed" if code == 0 else "failed" if seconds < limit_s else f"over {limit_s:.0f} s"
                 results[part.name] = {"result": ended, "seconds": round(seconds, 1), "command": part.command[1:]}
                 del running[part]
@@ -115,11 +115,11 @@ def run_parts(parts: list[Part], logs: Path, deadline: float, show: Any) -> dict
     return results
 
 
-def stop(process: subprocess.Popen) -> None:
-    """Kill a part and what it has started, if any of it still runs: it must not disturb the next one."""
+def stop(process: subprocess.Popen) -> int:
+    """Kill a part and what it has started, if any of it still runs: it must not disturb the next one. Its exit code."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    return process.wait()
 
 
 def contract_figures(xml: Path) -> dict[str, Any]:
@@ -144,14 +144,10 @@ def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
     work = out / "work"
     if (work / "contract.xml").exists():
         results["contract"] |= contract_figures(work / "contract.xml")
-    for name, folder, file in (
-        ("bench", "bench", "norm"),
-        ("parity-float32", "parity-float32", "parity"),
-        ("parity-bfloat16", "parity-bfloat16", "parity"),
-    ):
-        if (work / folder / f"{file}.png").exists():  # drawn after the figures are written
-            results[name]["figures"] = json.loads((work / folder / f"{file}.json").read_text())
-            shutil.copy(work / folder / f"{file}.png", out / f"{name}.png")
+    for name, file in FIGURES.items():
+        if (work / name / f"{file}.png").exists():  # drawn after the figures are written
+            results[name]["figures"] = json.loads((work / name / f"{file}.json").read_text())
+            shutil.copy(work / name / f"{file}.png", out / f"{name}.png")
     for name, result in results.items():
         if name.startswith("train-") and result["result"] == "passed":
             result |= training_figures(work / name)
@@ -172,7 +168,7 @@ def write_markdown(results: dict[str, dict[str, Any]], titles: dict[str, str], m
         if "tokens_per_s" in result:
             figures = f"{result['tokens_per_s']:,.0f} | {result['loss']:.4f} | {result['val_loss']:.4f}"
             lines.append(f"| {name.removeprefix('train-')} | {figures} |")
-    for name in ("bench", "parity-float32", "parity-bfloat16"):
+    for name in FIGURES:
         text = (out / "logs" / f"{name}.txt").read_text().rstrip() or "nothing printed"
         if results[name]["result"] != "passed":
             errors = (out / "logs" / f"{name}.err").read_bytes().decode()  # read_text would take \r for \n
@@ -194,11 +190,11 @@ def main() -> None:
 
     from kernels import load_backend
     from model.config import LlamaConfig
+    from scripts.loss_parity import norms_to_compare
     from scripts.prepare_data import prepare
 
-    norms = [name.strip() for name in (args.norms or ",".join(BACKENDS)).split(",") if name.strip()]
-    if not {*norms} - {"reference"}:
-        raise InputError(f"--norms is '{args.norms}'; expected norms to compare with the reference: {USAGE}")
+    norms = names_in(args.norms) if args.norms else list(BACKENDS)
+    norms_to_compare(",".join(norms))  # raises where the parity runs would, but now
     for norm in norms:
         load_backend(norm, device)
     out = Path(args.out).resolve()

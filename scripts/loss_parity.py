@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import DTYPES, USAGE, InputError, load_backend
-from model.command import Parser, choose_device, make_folder, not_negative, positive, run, say
+from model.command import Parser, choose_device, make_folder, names_in, not_negative, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
@@ -73,6 +73,14 @@ def parse_args() -> argparse.Namespace:
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
     add("--norm-dtype", choices=DTYPES, help="round what the norms get to this dtype; if left out, it stays as it is")
     return parser.parse_args()
+
+
+def norms_to_compare(text: str) -> list[str]:
+    """The norms that --norms names beside the reference. Raises InputError where there is none, or one that is ours."""
+    names = [name for name in names_in(text) if name != "reference"]
+    if not names or {"control", "impostor"} & set(names):
+        raise InputError(f"--norms is '{text}'; expected norms to compare with the reference: {USAGE}")
+    return names
 
 
 def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> list[float]:
@@ -155,10 +163,7 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm
 
-    names = [name.strip() for name in args.norms.split(",")]
-    names = [name for name in names if name not in ("", "reference")]
-    if not names or {"control", "impostor"} & set(names):
-        raise InputError(f"--norms is '{args.norms}'; expected norms to compare with the reference: {USAGE}")
+    names = norms_to_compare(args.norms)
     rounded = f"@{args.norm_dtype}" if args.norm_dtype else ""
     runs = {"reference": "reference", **{name: name for name in names}, "control": CONTROL, "impostor": IMPOSTOR}
     runs = {name: norm + rounded for name, norm in runs.items()}

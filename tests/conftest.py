@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kernels
-from model.command import choose_device, run
+from model.command import choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
 
@@ -27,8 +27,9 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kernels.interpret_without_gpu()  # before anything here imports triton
     try:
-        for norm in filter(None, (config.getoption("--norm") or "").split(",")):
-            kernels.load_backend(norm, choose_device(device))
+        chosen = choose_device(device)
+        for norm in names_in(config.getoption("--norm") or ""):
+            kernels.load_backend(norm, chosen)
     except kernels.InputError as error:
         raise pytest.UsageError(str(error)) from error
 

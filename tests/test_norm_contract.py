@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import kernels
+from model.command import names_in
 
 DEVICE = torch.device(os.environ["NORM_TEST_DEVICE"])  # pytest --device
 EPS = 3e-3  # unlike any model's, so that a literal in the code can't pass
@@ -31,7 +32,7 @@ EAGER = ["reference", "torch", pytest.param("triton", marks=needs_triton)]  # co
 def pytest_generate_tests(metafunc):
     if "norm_name" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--norm")
-        metafunc.parametrize("norm_name", [name for name in chosen.split(",") if name] if chosen else EAGER)
+        metafunc.parametrize("norm_name", names_in(chosen) if chosen else EAGER)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
-    """Against transformers; a weight of 2^-8 would be lost if 1 + weight were formed in half precision."""
+    """Against transformers; a weight of 2^-12 would be lost if 1 + weight were formed in half precision."""
     from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 
     x, weight = rows(6, 48, dtype=dtype), (weights(48) - 1).to(dtype)
