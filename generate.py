@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels import InputError
@@ -94,13 +93,13 @@ def main() -> None:
 
     from kernels import load_backend
     from model.checkpoint import load_checkpoint
-    from model.tokenizer import Tokenizer, TokenStream
+    from model.tokenizer import TokenStream, load_tokenizer
 
     device = choose_device(args.device)
     norm = load_backend(args.norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
-    tokenizer = Tokenizer.load(Path(args.ckpt) / "tokenizer.model")
+    tokenizer = load_tokenizer(args.ckpt)
     config = model.config
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
@@ -111,7 +110,7 @@ def main() -> None:
         raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
     if any("\ud800" <= character <= "\udfff" for character in args.prompt):  # bytes that were no UTF-8
         raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
-    prompt_ids = tokenizer.encode(args.prompt, bos=tokenizer.bos_id is not None)
+    prompt_ids = tokenizer.encode(args.prompt, bos=tokenizer.adds_bos or not args.prompt)
     room = config.max_position_embeddings - len(prompt_ids)
     if room < args.max_new_tokens:
         raise InputError(

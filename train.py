@@ -121,7 +121,7 @@ def check_out(folder: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
         return
     try:
         same = type(config).load(folder / "config.json") == config
-        same = same and (folder / "tokenizer.model").read_bytes() == tokenizer.proto
+        same = same and all((folder / name).read_bytes() == content for name, content in tokenizer.files.items())
     except (OSError, InputError):
         same = False
     if not same:
@@ -161,7 +161,7 @@ def main() -> None:
     from model.checkpoint import save_checkpoint
     from model.config import LlamaConfig
     from model.llama import Llama
-    from model.tokenizer import Tokenizer
+    from model.tokenizer import load_tokenizer
     from scripts.prepare_data import prepare
 
     # What was asked for, checked before anything is written.
@@ -184,7 +184,7 @@ def main() -> None:
     # Data and tokenizer; the vocabulary is the tokenizer's, which a short text can make smaller than asked for.
     data_folder = prepare(args.data, args.vocab_size or config.vocab_size, Path("out/data"))
     train_tokens, held_out, meta = load_tokens(data_folder, args.block_size)
-    tokenizer = Tokenizer.load(data_folder / "tokenizer.model")
+    tokenizer = load_tokenizer(data_folder)
     config = replace(
         config, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id
     )

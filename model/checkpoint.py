@@ -46,7 +46,7 @@ def to_model_name(name: str) -> str:
 
 
 def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> None:
-    """Write the three files, or leave those that are there; a tied head is written once, as the embedding.
+    """Write config, weights and the tokenizer's files, or leave those that are there; a tied head is written once.
 
     All are written beside their places and flushed to the disk before the first of them is renamed.
     """
@@ -55,7 +55,7 @@ def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> N
     dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
     writers: dict[str, Callable[[Path], object]] = {
-        "tokenizer.model": lambda path: path.write_bytes(tokenizer.proto),
+        **{name: lambda path, data=data: path.write_bytes(data) for name, data in tokenizer.files.items()},
         "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
         "model.safetensors": lambda path: save_file(tensors, path, metadata={"format": "pt"}),
     }

@@ -1,65 +1,111 @@
-"""sentencepiece tokenizers: train, encode, decode, and decode while the ids are still coming."""
+"""Tokenizers: encode, decode, and decode while the ids are still coming; sentencepiece's are trained here, too.
+
+A checkpoint directory brings a tokenizer.model, sentencepiece's, or a tokenizer.json, which tokenizer_json.py reads.
+"""
 
 from __future__ import annotations
 
 import codecs
 import io
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import sentencepiece
 
 from kernels import InputError
+from model.tokenizer_files import AddedToken, TokenizerConfig, read_file
+from model.tokenizer_text import AS_TEXT, SPACE, Cuts, Splitter
 
-SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself can't be encoded as text
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text
+PART = 2**16  # characters that encode_parts takes at a time; sentencepiece is slower with more
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec.add_dummy_prefix = false: in protobuf, what comes last counts
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint directory; tokenizer.model, if it is sentencepiece's, wins over tokenizer.json.
+
+    Both are published side by side, and sentencepiece is the one that LLaMA was trained with. Raises InputError.
+    """
+    folder = Path(folder)
+    model, json = folder / "tokenizer.model", folder / "tokenizer.json"
+    if not model.exists() and not json.exists():
+        raise InputError(f"no tokenizer in {folder}; expected a tokenizer.model or a tokenizer.json")
+    config = TokenizerConfig.load(folder)
+    if model.exists():
+        try:
+            return SentencePieceTokenizer(read_file(model), config)
+        except RuntimeError as error:
+            if (
+                not json.exists()
+            ):  # LLaMA 3 is published with a tiktoken file of that name, and tokenizer.json beside it
+                raise InputError(
+                    f"{model} is not a sentencepiece model; put the checkpoint's tokenizer.json beside it, or fetch "
+                    "it again if it should be one"
+                ) from error
+    from model.tokenizer_json import JsonTokenizer
+
+    return JsonTokenizer(json, config)
 
 
 class Tokenizer:
-    """A sentencepiece model; ids run from 0 to vocab_size - 1. `proto` is the content of its tokenizer.model."""
+    """What every kind of tokenizer can do; the kinds add encode_parts, and text and pieces in the middle of it.
 
-    def __init__(self, proto: bytes) -> None:
-        self.proto = proto
-        self._model = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        self.vocab_size: int = self._model.vocab_size()
-        self.bos_id: int | None = self._id_or_none(self._model.bos_id())
-        self.eos_id: int | None = self._id_or_none(self._model.eos_id())
-        # LLaMA's own models put a space before every text, and take it away again when decoding; ours don't.
-        self._adds_space = self._model.encode("a", out_type=str)[0].startswith(SPACE)
-        self._byte_ids = {}
-        for id in range(self.vocab_size):
-            if self._model.is_byte(id):
-                self._byte_ids[int(self._model.id_to_piece(id)[1:-1], 16)] = id  # the piece of byte 10 is <0x0A>
+    Ids run from 0 to vocab_size - 1, perhaps with gaps. `files` is what a checkpoint directory needs to carry it, as
+    name and content; `adds_bos` whether a text should begin with bos_id; `token_names` what chat templates ask for.
+    """
 
-    @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer.model. Raises InputError when it isn't sentencepiece's."""
-        try:
-            proto = Path(path).read_bytes()
-        except OSError as error:
-            raise InputError(f"{path} can't be read ({error.strerror}); expected a sentencepiece model") from error
-        try:
-            return cls(proto)
-        except RuntimeError as error:
-            raise InputError(
-                f"{path} is not a sentencepiece model; a tiktoken or tokenizer.json vocabulary can't be read"
-            ) from error
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int | None
+    adds_bos: bool
+    drops_space: bool  # whether decoding takes away the space that encoding put before the first word
 
-    @staticmethod
-    def _id_or_none(id: int) -> int | None:
-        return id if id >= 0 else None
+    def __init__(self, files: dict[str, bytes], config: TokenizerConfig, added: Iterable[AddedToken]) -> None:
+        self.files = {**files, **config.files}
+        self.chat_template = config.chat_template
+        self.token_names = {key: text for key, text in config.names.items() if text is not None}
+        self.added = {token.id: token for token in added}
+        self.controls = Splitter(token for token in self.added.values() if token.control)
 
     def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
         """Ids of any text. Control tokens come from `bos` and `eos` alone, never from the text."""
-        ids = []
-        if SPACE in text and self._byte_ids and not self._adds_space:
-            for i, part in enumerate(text.split(SPACE)):
-                if i:
-                    ids += [self._byte_ids[byte] for byte in SPACE.encode()]
-                ids += self._model.encode(part)
-        else:
-            ids = self._model.encode(text)
+        for wanted, id, name in ((bos, self.bos_id, "beginning"), (eos, self.eos_id, "end")):
+            if wanted and id is None:
+                raise InputError(f"this tokenizer has no {name}-of-text token; encode without it")
+        ids = [id for part in self.encode_parts(text, len(text) + 1) for id in part]
         return [self.bos_id] * bos + ids + [self.eos_id] * eos
+
+    def encode_with_control_tokens(self, text: str, bos: bool = False) -> list[int]:
+        """Ids of a text in which the names of control tokens stand for them, as chat templates write it.
+
+        At most one bos_id leads, whether the text names it or `bos` asks for it.
+        """
+        ids = [self.bos_id] * (bos and self.bos_id is not None)
+        for start, stretch in self.controls.split(text):
+            if isinstance(stretch, AddedToken):
+                ids.append(stretch.id)
+            else:
+                for part in self._parts(stretch.replace(AS_TEXT, ""), start == 0, len(text)):
+                    ids += part
+        while self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
+            del ids[0]
+        return ids
+
+    def as_text(self, text: str) -> str:
+        """`text`, marked so that encode_with_control_tokens takes the names of control tokens in it for plain text."""
+        return self.controls.pattern.sub(lambda name: AS_TEXT + name[0], text.replace(AS_TEXT, ""))
+
+    def encode_parts(self, text: str, size: int = PART) -> Iterator[list[int]]:
+        """The ids of encode(text), for texts too long to be encoded at once: parts of `size` characters or more.
+
+        A part ends where no token can reach across; where there is no such place, the part is larger.
+        """
+        return self._parts(text, True, size)
+
+    def _parts(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
+        """Ids of a text without control tokens; `first`: whether it begins the whole, or follows another token."""
+        raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Control tokens have none; bytes that are no UTF-8 become U+FFFD."""
@@ -67,14 +113,14 @@ class Tokenizer:
         return "".join(stream.push(id) for id in ids) + stream.finish()
 
     def piece_bytes(self, id: int) -> bytes:
-        """What one id adds to the text, in UTF-8: perhaps only a part of a character."""
-        if self._model.is_control(id):
-            return b""
-        if self._model.is_byte(id):
-            return bytes([int(self._model.id_to_piece(id)[1:-1], 16)])
-        if self._model.is_unknown(id):
-            return UNKNOWN
-        return self._model.id_to_piece(id).replace(SPACE, " ").encode()
+        """What one id adds to the text, in UTF-8: perhaps only a part of a character. UNKNOWN if it is no piece's."""
+        if id in self.added:
+            token = self.added[id]
+            return b"" if token.control else token.text.encode("utf-8", "replace")
+        return self._piece_bytes(id) if 0 <= id < self.vocab_size else UNKNOWN
+
+    def _piece_bytes(self, id: int) -> bytes:
+        raise NotImplementedError
 
 
 class TokenStream:
@@ -86,7 +132,7 @@ class TokenStream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._drop_space = tokenizer._adds_space
+        self._drop_space = tokenizer.drops_space
 
     def push(self, id: int) -> str:
         piece = self._tokenizer.piece_bytes(id)
@@ -99,6 +145,95 @@ class TokenStream:
     def finish(self) -> str:
         """What is left when no more ids come: an unfinished character, as U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A sentencepiece model, given as the content of its tokenizer.model. Raises RuntimeError when it isn't one.
+
+    Text is encoded as sentencepiece does, so LLaMA's models put a space before it, also before one that begins with a
+    space (there transformers doesn't). After an added or control token they do so if the checkpoint says `legacy`.
+    """
+
+    def __init__(self, proto: bytes, config: TokenizerConfig | None = None) -> None:
+        config = config or TokenizerConfig({}, [], {}, None, False, None)
+        if not proto:  # the library takes it, and complains at every call
+            raise RuntimeError("empty")
+        self._model = model = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        n_pieces = model.vocab_size()
+        controls = [AddedToken(id, model.id_to_piece(id), True) for id in range(n_pieces) if model.is_control(id)]
+        added = [token for token in config.added if token.id >= n_pieces or not model.is_unknown(token.id)]
+        super().__init__({"tokenizer.model": proto}, config, controls + added)
+        self.vocab_size = max([n_pieces, *(id + 1 for id in self.added)])
+        self._n_pieces = n_pieces
+        self._words = Splitter(token for token in self.added.values() if not token.control)
+        self._legacy = config.legacy
+        # LLaMA's own models put a space before every text, and take it away again when decoding; ours don't.
+        self.drops_space = model.normalize("a").startswith(SPACE)
+        self._byte_ids = {}
+        for id in range(n_pieces):
+            if model.is_byte(id):
+                self._byte_ids[int(model.id_to_piece(id)[1:-1], 16)] = id  # the piece of byte 10 is <0x0A>
+        self.bos_id = self._special_id("bos_token", config, model.bos_id())
+        self.eos_id = self._special_id("eos_token", config, model.eos_id())
+        self.adds_bos = self.bos_id is not None and config.add_bos is not False
+
+    def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
+        """The id of the token that the checkpoint calls so, or else the model's own; the model says -1 for none."""
+        if key in config.names:
+            name = config.names[key]
+            ids = [id for id, token in self.added.items() if token.text == name]
+            return ids[-1] if ids else None
+        if own < 0:
+            return None
+        self.token_names[key] = self._model.id_to_piece(own)
+        return own
+
+    @cached_property
+    def _continued(self) -> sentencepiece.SentencePieceProcessor:
+        """The same model for text that continues another: without the space that LLaMA's put before the first."""
+        return sentencepiece.SentencePieceProcessor(model_proto=self.files["tokenizer.model"] + NO_DUMMY_PREFIX)
+
+    @cached_property
+    def _cuts(self) -> Cuts | None:
+        probe = "  A\n\r\t \ufb01\u2460 e\u0301  "  # changed by any normaliser but the identity, LLaMA's
+        if self._model.normalize(probe) != SPACE * self.drops_space + probe.replace(" ", SPACE):
+            return None
+        pieces = (self._model.id_to_piece(id) for id in range(self._n_pieces) if self._is_text(id))
+        return Cuts(pieces, fuses=not self._byte_ids)
+
+    def _is_text(self, id: int) -> bool:
+        return not (self._model.is_control(id) or self._model.is_unknown(id) or self._model.is_byte(id))
+
+    def _parts(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
+        for start, stretch in self._words.split(text):
+            if isinstance(stretch, AddedToken):
+                yield [stretch.id]
+                continue
+            begin = 0
+            while begin < len(stretch):
+                end = begin + size
+                if end < len(stretch):
+                    end = self._cuts(stretch, end) if self._cuts else len(stretch)
+                spaced = begin == 0 and (self._legacy or (first and start == 0))
+                yield self._encode(stretch[begin:end], self._model if spaced else self._continued)
+                begin = end
+
+    def _encode(self, text: str, model: sentencepiece.SentencePieceProcessor) -> list[int]:
+        if SPACE not in text or not self._byte_ids or self.drops_space:
+            return model.encode(text)
+        ids = []
+        for i, part in enumerate(text.split(SPACE)):
+            if i:
+                ids += [self._byte_ids[byte] for byte in SPACE.encode()]
+            ids += model.encode(part)
+        return ids
+
+    def _piece_bytes(self, id: int) -> bytes:
+        if id >= self._n_pieces or self._model.is_unknown(id):
+            return UNKNOWN
+        if self._model.is_byte(id):
+            return bytes([int(self._model.id_to_piece(id)[1:-1], 16)])
+        return self._model.id_to_piece(id).replace(SPACE, " ").encode()
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -133,7 +268,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
                 "3 special tokens and the common characters; raise --vocab-size"
             ) from error
         raise InputError(f"no tokenizer can be trained on this text; expected words in it ({error})") from error
-    return Tokenizer(proto.getvalue())
+    return SentencePieceTokenizer(proto.getvalue())
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

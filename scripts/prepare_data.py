@@ -17,7 +17,6 @@ import shutil
 import sys
 import sysconfig
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from model.command import Parser, positive, run, say
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 HELD_OUT = 0.1  # the tail of the tokens that is never trained on
-PART = 2**20  # characters that are encoded at a time
 
 
 def prepare(data: str, vocab_size: int, root: Path) -> Path:
@@ -58,7 +56,8 @@ def prepare(data: str, vocab_size: int, root: Path) -> Path:
     shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
     try:
         partial.mkdir(parents=True)
-        (partial / "tokenizer.model").write_bytes(tokenizer.proto)
+        for name, content in tokenizer.files.items():
+            (partial / name).write_bytes(content)
         counts = _write_tokens(documents, tokenizer, partial / "tokens.bin")
         meta = {"source": data, "fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, **counts}
         (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
@@ -131,13 +130,13 @@ def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str,
     from tqdm import tqdm
 
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
-    bar = tqdm(total=sum(map(len, documents)), unit="char", unit_scale=True, disable=None)
+    bar = tqdm(unit="token", unit_scale=True, disable=None)
     with path.open("wb") as out, bar:
         for text in documents:
             np.array([tokenizer.bos_id], dtype).tofile(out)
-            for part in _parts(text):
-                np.array(tokenizer.encode(part), dtype).tofile(out)
-                bar.update(len(part))
+            for ids in tokenizer.encode_parts(text):
+                np.array(ids, dtype).tofile(out)
+                bar.update(len(ids))
             np.array([tokenizer.eos_id], dtype).tofile(out)
     tokens = np.fromfile(path, dtype)
     n_train = len(tokens) - int(len(tokens) * HELD_OUT)
@@ -147,15 +146,6 @@ def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str,
         "n_train": n_train,
         "unigram_loss": _unigram_loss(tokens[:n_train], tokens[n_train:], tokenizer.vocab_size),
     }
-
-
-def _parts(text: str) -> Iterator[str]:
-    """Pieces of about PART characters that end at a line break, so that their ids are those of the whole text."""
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start + PART - 1) + 1 or len(text)
-        yield text[start:end]
-        start = end
 
 
 def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float | None:

@@ -16,7 +16,7 @@ from model.checkpoint import load_checkpoint, save_checkpoint
 from model.norm import RMSNorm
 from tests.conftest import CPU
 
-TOKENIZER = SimpleNamespace(proto=b"the bytes of a tokenizer")
+TOKENIZER = SimpleNamespace(files={"tokenizer.model": b"the bytes of a tokenizer"})
 TOKENS = torch.arange(60).view(3, 20)
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 12345\n"
 
@@ -72,7 +72,7 @@ def test_a_saved_model_comes_back_bit_for_bit_and_in_its_dtype(saved, dtype, tie
         model = loaded
     assert_same_weights(model.float(), load(folder, dtype=torch.float32))
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.model"]
-    assert (folder / "tokenizer.model").read_bytes() == TOKENIZER.proto
+    assert (folder / "tokenizer.model").read_bytes() == TOKENIZER.files["tokenizer.model"]
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,7 +15,7 @@ from generate import generate, main, sample
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
-from model.tokenizer import Tokenizer, train_tokenizer
+from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.conftest import CPU
 
 PROMPT = "once\n  upon 🙂"
@@ -129,7 +129,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 def load(folder: Path, **options) -> tuple[Llama, Tokenizer]:
     model = load_checkpoint(folder, kernels.load_backend("reference", CPU), CPU, **options)
-    return model, Tokenizer.load(folder / "tokenizer.model")
+    return model, load_tokenizer(folder)
 
 
 def text_of(folder: Path, prompt: str, n_new: int, **options) -> str:
@@ -224,7 +224,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, che
 
 
 def test_the_context_can_be_filled_but_not_passed(write, checkpoint):
-    n_prompt = len(Tokenizer.load(checkpoint / "tokenizer.model").encode(PROMPT, bos=True))
+    n_prompt = len(load_tokenizer(checkpoint).encode(PROMPT, bos=True))
     arguments = ["--prompt", PROMPT, "--temperature", 0, "--max-new-tokens"]
     assert write(*arguments, 64 - n_prompt)[1] == text_of(checkpoint, PROMPT, 64 - n_prompt)
     code, _, err = write(*arguments, 65 - n_prompt)

@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 
 from kernels import InputError
+from model.tokenizer import PART
 from scripts import prepare_data
 from scripts.prepare_data import fetch, main, prepare
 
@@ -85,8 +86,8 @@ class FakeTokenizer:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def encode(self, text: str) -> list[int]:
-        return [self.vocab_size - 1, *map(ord, text)]
+    def encode_parts(self, text: str) -> list[list[int]]:
+        return [[self.vocab_size - 1], list(map(ord, text))]
 
 
 @pytest.mark.parametrize(
@@ -169,27 +170,12 @@ def test_the_default_corpus_is_the_standard_library_without_its_tests(tmp_path):
     assert folders & {"test", "tests", "idle_test", "site-packages", "__pycache__"} == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("", []),
-        ("a" * 25, ["a" * 25]),
-        ("a" * 9 + "\nb", ["a" * 9 + "\n", "b"]),
-        ("a" * 10 + "\nb", ["a" * 10 + "\n", "b"]),
-        ("a\n" * 10, ["a\n" * 5, "a\n" * 5]),
-        ("\n" * 11, ["\n" * 10, "\n"]),
-    ],
-)
-def test_parts_end_at_the_first_line_break_that_fills_them(monkeypatch, text, parts):
-    monkeypatch.setattr(prepare_data, "PART", 10)
-    assert list(prepare_data._parts(text)) == parts
-
-
-def test_encoding_in_parts_changes_no_token(monkeypatch, corpus, root, tmp_path):
-    whole = prepare(str(corpus), VOCAB_SIZE, root)
-    monkeypatch.setattr(prepare_data, "PART", 7)
-    parts = prepare(str(corpus), VOCAB_SIZE, tmp_path / "parts")
-    assert (parts / "tokens.bin").read_bytes() == (whole / "tokens.bin").read_bytes()
+def test_a_text_of_several_parts_has_the_ids_of_the_whole(corpus, root):
+    text = LINE * (3 * PART // len(LINE))
+    corpus.write_text(text, newline="")
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    assert np.fromfile(folder / "tokens.bin", np.uint16).tolist() == [1, *sp.encode(text), 2]
 
 
 class Handler(BaseHTTPRequestHandler):

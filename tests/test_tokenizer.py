@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 from kernels import InputError
-from model.tokenizer import Tokenizer, TokenStream, train_tokenizer
+from model.tokenizer import SentencePieceTokenizer, Tokenizer, TokenStream, load_tokenizer, train_tokenizer
 
 TEXT = "once upon a time there was a lily\n\n    in 2024:\t「漢字」 and café\nonce upon a time, 1999 lilies\n" * 20
 ODD_TEXTS = [
@@ -32,7 +32,7 @@ def train_directly(**options) -> Tokenizer:
         minloglevel=2,
         **options,
     )
-    return Tokenizer(proto.getvalue())
+    return SentencePieceTokenizer(proto.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_every_digit_is_a_token_of_its_own(ours):
 @pytest.mark.parametrize("kind", ["ours", "llama_like", "without_bytes"])
 def test_streaming_adds_up_to_what_sentencepiece_decodes(request, kind, text):
     tokenizer = request.getfixturevalue(kind)
-    sp = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.proto)
+    sp = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.files["tokenizer.model"])
     ids = [sp.bos_id(), *sp.encode(text), sp.eos_id()]
     assert "".join(stream(tokenizer, ids)) == sp.decode(ids)
 
@@ -137,8 +137,8 @@ def test_a_short_text_gives_a_smaller_vocabulary_that_works():
 
 
 def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(ours.proto)
-    loaded = Tokenizer.load(tmp_path / "tokenizer.model")
+    (tmp_path / "tokenizer.model").write_bytes(ours.files["tokenizer.model"])
+    loaded = load_tokenizer(tmp_path)
     assert (loaded.vocab_size, loaded.bos_id, loaded.eos_id) == (ours.vocab_size, 1, 2)
     assert loaded.encode(TEXT) == ours.encode(TEXT)
 
@@ -159,13 +159,13 @@ def test_what_is_no_sentencepiece_model_is_refused_by_path(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError) as error:
-        Tokenizer.load(path)
-    assert str(path) in str(error.value)
-    assert "sentencepiece model" in str(error.value)
+        load_tokenizer(tmp_path)
+    assert str(path if content is not None else tmp_path) in str(error.value)
+    assert ("sentencepiece model" if content is not None else "no tokenizer in") in str(error.value)
 
 
 def test_a_truncated_model_is_refused(ours, tmp_path):
     path = tmp_path / "tokenizer.model"
-    path.write_bytes(ours.proto[: len(ours.proto) // 2])
+    path.write_bytes(ours.files["tokenizer.model"][: len(ours.files["tokenizer.model"]) // 2])
     with pytest.raises(InputError, match="not a sentencepiece model"):
-        Tokenizer.load(path)
+        load_tokenizer(tmp_path)
