@@ -49,7 +49,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 class Tokenizer:
-    """What every kind of tokenizer can do; the kinds add encode_parts, and text and pieces in the middle of it.
+    """What every kind of tokenizer can do; a kind adds how text without control tokens is encoded, and pieces' bytes.
 
     Ids run from 0 to vocab_size - 1, perhaps with gaps. `files` is what a checkpoint directory needs to carry it, as
     name and content; `adds_bos` whether a text should begin with bos_id; `token_names` what chat templates ask for.
@@ -86,7 +86,7 @@ class Tokenizer:
             if isinstance(stretch, AddedToken):
                 ids.append(stretch.id)
             else:
-                for part in self._parts(stretch.replace(AS_TEXT, ""), start == 0, len(text)):
+                for part in self._plain(stretch.replace(AS_TEXT, ""), start == 0, len(text)):
                     ids += part
         while self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
             del ids[0]
@@ -101,10 +101,22 @@ class Tokenizer:
 
         A part ends where no token can reach across; where there is no such place, the part is larger.
         """
-        return self._parts(text, True, size)
+        return self._plain(text, True, size)
+
+    def _plain(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
+        controls = {token.id for token in self.added.values() if token.control}
+        for ids in self._parts(text, first, size):
+            if not controls.isdisjoint(ids):  # a piece of the model that the checkpoint's files have made special
+                spelled = {id: [i for letter in self.added[id].text for i in self._middle(letter)] for id in controls}
+                ids = [i for id in ids for i in spelled.get(id, [id]) if i not in controls]
+            yield ids
 
     def _parts(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
-        """Ids of a text without control tokens; `first`: whether it begins the whole, or follows another token."""
+        """Ids of a text; `first` says that nothing comes before it, not even a control token."""
+        raise NotImplementedError
+
+    def _middle(self, text: str) -> list[int]:
+        """Ids of a text that continues another."""
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -114,9 +126,8 @@ class Tokenizer:
 
     def piece_bytes(self, id: int) -> bytes:
         """What one id adds to the text, in UTF-8: perhaps only a part of a character. UNKNOWN if it is no piece's."""
-        if id in self.added:
-            token = self.added[id]
-            return b"" if token.control else token.text.encode("utf-8", "replace")
+        if id in self.added and self.added[id].control:
+            return b""
         return self._piece_bytes(id) if 0 <= id < self.vocab_size else UNKNOWN
 
     def _piece_bytes(self, id: int) -> bytes:
@@ -218,6 +229,9 @@ class SentencePieceTokenizer(Tokenizer):
                 yield self._encode(stretch[begin:end], self._model if spaced else self._continued)
                 begin = end
 
+    def _middle(self, text: str) -> list[int]:
+        return self._encode(text, self._continued)
+
     def _encode(self, text: str, model: sentencepiece.SentencePieceProcessor) -> list[int]:
         if SPACE not in text or not self._byte_ids or self.drops_space:
             return model.encode(text)
@@ -229,6 +243,8 @@ class SentencePieceTokenizer(Tokenizer):
         return ids
 
     def _piece_bytes(self, id: int) -> bytes:
+        if id in self.added:
+            return self.added[id].text.encode("utf-8", "replace")
         if id >= self._n_pieces or self._model.is_unknown(id):
             return UNKNOWN
         if self._model.is_byte(id):

@@ -23,6 +23,7 @@ class AddedToken:
     lstrip: bool = False  # takes the white space before it along, or after it
     rstrip: bool = False
     single_word: bool = False  # not inside a longer word
+    normalized: bool = False  # looked for in the text as tokenizer.json's normalizer leaves it
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TokenizerConfig:
             names |= _token_names(folder / NAMES[1], special_map)
             special = set(names.values()) | set(_extra_special(path, config) + _extra_special(path, special_map))
             added = [
-                AddedToken(_id(folder / NAMES[2], text, id), text, control=text in special)
+                AddedToken(_id(folder / NAMES[2], text, id), text, text in special, normalized=text not in special)
                 for text, id in plainly_added.items()
             ]
         else:
@@ -144,11 +145,13 @@ def _added_token(path: Path, id: str, token: Any) -> AddedToken:
     key = f"added_tokens_decoder {show(id)}"
     if not isinstance(token, dict):
         raise InputError(f"{path}: {key} is {show(token)}; expected an object with content and special")
+    control = bool(_typed(path, token, "special", bool))
     flags = {name: bool(_typed(path, token, name, bool)) for name in ("lstrip", "rstrip", "single_word")}
+    flags["normalized"] = bool(_typed(path, {"normalized": not control, **token}, "normalized", bool))
     text = _token_text(path, key, token)
     # JSON's keys are text; isdecimal, not isdigit, which takes superscripts for numbers
     number = int(id) if id.isdecimal() and len(id) < 12 else id
-    return AddedToken(_id(path, text, number), text, control=bool(_typed(path, token, "special", bool)), **flags)
+    return AddedToken(_id(path, text, number), text, control, **flags)
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:

@@ -29,6 +29,9 @@ WORDS = {
     for digits in ("{1,3}", "")
 }
 WORD_END = re.compile(r"(?<=[^\W_])(?=[ \t\r\n])")  # where all three end a word, whatever comes before or after
+SENTENCEPIECE = [
+    ["Replace", *fallback, *fused] for fallback in ([], ["ByteFallback"]) for fused in ([], ["Fuse"], ["Fuse", "Strip"])
+]
 BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
@@ -50,6 +53,7 @@ class JsonTokenizer(Tokenizer):
         ]
         super().__init__({"tokenizer.json": content}, config, added)
         self.vocab_size = 1 + max(model.get_vocab().values(), default=-1)
+        self._pieces = set(model.get_vocab(with_added_tokens=False).values())
         self._bytes, self.drops_space = self._decoder()
         framed = model.encode("a")
         leading = framed.ids[0] if framed.ids and framed.special_tokens_mask[0] else None
@@ -72,7 +76,7 @@ class JsonTokenizer(Tokenizer):
                 if token.text not in known:
                     flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
                     model.add_tokens(
-                        [tokenizers.AddedToken(token.text, special=token.control, normalized=False, **flags)]
+                        [tokenizers.AddedToken(token.text, special=token.control, normalized=token.normalized, **flags)]
                     )
             model.encode("a")
         except Exception as error:  # the package has no class of its own: this is what it raises
@@ -88,16 +92,18 @@ class JsonTokenizer(Tokenizer):
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
             return _bytes_of_byte_level, False
-        strips = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
         spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-        if steps[:1] == [spaces] and kinds[1:3] == ["ByteFallback", "Fuse"] and steps[3:] in ([], [strips]):
-            return _bytes_of_sentencepiece, steps[3:] == [strips]
+        strips = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        if kinds in SENTENCEPIECE and steps[0] == spaces and (kinds[-1] != "Strip" or steps[-1] == strips):
+            return _bytes_of_sentencepiece if "ByteFallback" in kinds else _bytes_of_text, kinds[-1] == "Strip"
         raise InputError(
             f"{self._path}: its decoder is {', '.join(kinds) or 'null'}; expected ByteLevel, or "
             "sentencepiece's Replace, ByteFallback, Fuse and Strip, which LLaMA's tokenizers have"
         )
 
     def _piece_bytes(self, id: int) -> bytes:
+        if id in self.added and id not in self._pieces:
+            return self.added[id].text.encode()
         piece = self._model.id_to_token(id)
         return UNKNOWN if piece is None else self._bytes(piece)
 
@@ -134,9 +140,15 @@ class JsonTokenizer(Tokenizer):
         begin = 0
         while begin < len(text):
             end = self._cut(text, begin + size) if divisible else len(text)
-            model = self._continued if begin else self._model if first else self._after_token
-            yield model.encode(text[begin:end], add_special_tokens=False).ids
+            if begin:
+                yield self._middle(text[begin:end])
+            else:
+                model = self._model if first else self._after_token
+                yield model.encode(text[:end], add_special_tokens=False).ids
             begin = end
+
+    def _middle(self, text: str) -> list[int]:
+        return self._continued.encode(text, add_special_tokens=False).ids
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -195,4 +207,8 @@ def _bytes_of_byte_level(piece: str) -> bytes:
 
 
 def _bytes_of_sentencepiece(piece: str) -> bytes:
-    return bytes([int(piece[3:5], 16)]) if BYTE_PIECE.fullmatch(piece) else piece.replace(SPACE, " ").encode()
+    return bytes([int(piece[3:5], 16)]) if BYTE_PIECE.fullmatch(piece) else _bytes_of_text(piece)
+
+
+def _bytes_of_text(piece: str) -> bytes:
+    return piece.replace(SPACE, " ").encode()
