@@ -33,9 +33,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         raise InputError(f"no tokenizer in {folder}; expected a tokenizer.model or a tokenizer.json")
     config = TokenizerConfig.load(folder)
     if model.exists():
+        proto = read_file(model)
         try:
-            return SentencePieceTokenizer(read_file(model), config)
-        except RuntimeError as error:
+            return SentencePieceTokenizer(proto, config)
+        except (RuntimeError, ValueError) as error:
             if (
                 not json.exists()
             ):  # LLaMA 3 is published with a tiktoken file of that name, and tokenizer.json beside it
@@ -244,7 +245,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _piece_bytes(self, id: int) -> bytes:
         if id in self.added:
-            return self.added[id].text.encode("utf-8", "replace")
+            return self.added[id].text.encode()
         if id >= self._n_pieces or self._model.is_unknown(id):
             return UNKNOWN
         if self._model.is_byte(id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from kernels import InputError
 
 NAMES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST = 2**28  # bytes; published tokenizers take 20 MB at most
 
 
@@ -86,11 +88,12 @@ def decode_text(path: Path, content: bytes) -> str:
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:
     """The JSON object in `content`. Raises InputError with the path."""
+    text = decode_text(path, content)
     try:
-        found = json.loads(decode_text(path, content))
+        found = json.loads(text)
+        if HALF_PAIR.search(text):  # JSON can write characters that no UTF-8 can
+            json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
     if not isinstance(found, dict):
         raise InputError(f"{path} holds a {type(found).__name__}; expected a JSON object")
