@@ -55,14 +55,13 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = 1 + max(model.get_vocab().values(), default=-1)
         self._pieces = set(model.get_vocab(with_added_tokens=False).values())
         self._bytes, self.drops_space = self._decoder()
-        framed = model.encode("a")
-        leading = framed.ids[0] if framed.ids and framed.special_tokens_mask[0] else None
+        leading = _leading_token(self._spec)
         if leading is not None and "bos_token" not in config.names:
-            self.token_names["bos_token"] = model.id_to_token(leading)
+            self.token_names["bos_token"] = leading
         ids = {key: model.token_to_id(name) for key, name in self.token_names.items()}
         self.bos_id, self.eos_id = ids.get("bos_token"), ids.get("eos_token")
         self.adds_bos = self.bos_id is not None and (
-            leading == self.bos_id if config.add_bos is None else config.add_bos
+            leading == self.token_names["bos_token"] if config.add_bos is None else config.add_bos
         )
 
     def _build(self, text: str) -> tokenizers.Tokenizer:
@@ -70,6 +69,7 @@ class JsonTokenizer(Tokenizer):
             model = tokenizers.Tokenizer.from_str(text)
             model.no_truncation()  # some files still hold the settings of the training run
             model.no_padding()
+            model.post_processor = None  # what comes before and after a text is added here
             model.encode_special_tokens = True  # as ordinary text
             known = {token.content for token in model.get_added_tokens_decoder().values()}
             for token in self._extra:
@@ -89,7 +89,7 @@ class JsonTokenizer(Tokenizer):
     def _decoder(self) -> tuple[Callable[[str], bytes], bool]:
         """What gives a piece's bytes, and whether the first word loses its space."""
         steps = _steps(self._spec.get("decoder"))
-        kinds = [step["type"] for step in steps]
+        kinds = [str(step.get("type")) for step in steps]
         if kinds == ["ByteLevel"]:
             return _bytes_of_byte_level, False
         spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -127,8 +127,8 @@ class JsonTokenizer(Tokenizer):
         if all(map(_keeps_words, words)) and any(map(_divides, words)) and normalizers in ([], [{"type": "NFC"}]):
             return lambda text, at: match.start() if (match := WORD_END.search(text, at)) else len(text)
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-        own = [step for step in normalizers if step != spaces and step["type"] != "Prepend"]
-        if not own and all(step["type"] == "Metaspace" for step in words) and not model.get("ignore_merges"):
+        own = [step for step in normalizers if step != spaces and step.get("type") != "Prepend"]
+        if not own and all(step.get("type") == "Metaspace" for step in words) and not model.get("ignore_merges"):
             vocab = model["vocab"]
             whole = model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
             return Cuts(vocab, fuses=not whole)
@@ -152,36 +152,44 @@ class JsonTokenizer(Tokenizer):
 
 
 def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The normalizers, pre-tokenizers or decoders of a file, one after the other."""
+    """The normalizers, pre-tokenizers, decoders or post-processors of a file, one after the other."""
     if part is None:
         return []
-    if part["type"] != "Sequence":
+    if part.get("type") != "Sequence":
         return [part]
-    return [step for key in ("normalizers", "pretokenizers", "decoders") for step in part.get(key, [])]
+    return [step for key in ("normalizers", "pretokenizers", "decoders", "processors") for step in part.get(key, [])]
+
+
+def _leading_token(spec: dict[str, Any]) -> str | None:
+    """The special token that the post-processor puts before a text."""
+    for step in _steps(spec.get("post_processor")):
+        if step.get("type") == "TemplateProcessing" and step["single"] and "SpecialToken" in step["single"][0]:
+            return step["single"][0]["SpecialToken"]["id"]
+    return None
 
 
 def _divides(step: dict[str, Any]) -> bool:
     """Whether a pre-tokenizer divides a text into words by one of the expressions known here."""
-    if step["type"] == "ByteLevel":
+    if step.get("type") == "ByteLevel":
         return step.get("use_regex", True)
-    return step["type"] == "Split" and step["pattern"].get("Regex") in WORDS and not step["invert"]
+    return step.get("type") == "Split" and step["pattern"].get("Regex") in WORDS and not step["invert"]
 
 
 def _keeps_words(step: dict[str, Any]) -> bool:
     """Whether a pre-tokenizer treats what stands on one side of a WORD_END as it would without the other side."""
-    if step["type"] == "ByteLevel":
-        return not step["add_prefix_space"]
-    return step["type"] == "Digits" or (_divides(step) and step["behavior"] == "Isolated")
+    if step.get("type") == "ByteLevel":
+        return not step.get("add_prefix_space", True)
+    return step.get("type") == "Digits" or (_divides(step) and step["behavior"] == "Isolated")
 
 
 def _without_space(spec: dict[str, Any], *schemes: str) -> dict[str, Any]:
     """The file without the space that it puts before a text ("first"), or before each stretch of it ("always")."""
     normalizers = [
-        step for step in _steps(spec.get("normalizer")) if "always" not in schemes or step["type"] != "Prepend"
+        step for step in _steps(spec.get("normalizer")) if "always" not in schemes or step.get("type") != "Prepend"
     ]
     words = []
     for step in _steps(spec.get("pre_tokenizer")):
-        if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") in schemes:
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") in schemes:
             step = {**step, "prepend_scheme": "never", "add_prefix_space": False}
         words.append(step)
     return {
