@@ -2,16 +2,61 @@
 
 Query heads share key/value heads in groups: with 4 query and 2 key/value heads, queries 0 and 1 read 0, and
 2 and 3 read 1. The cache then holds num_key_value_heads instead of num_attention_heads rows a position.
+With a sliding window (Albert Q. Jiang et al., "Mistral 7B", 2023, https://arxiv.org/abs/2310.06825) a query sees the
+last `sliding_window` keys up to its own.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.config import LlamaConfig
-from model.rope import rotate
+from model.rope import rotary_table, rotate
+
+
+@dataclass
+class Span:
+    """Where the T tokens of a call stand in their text, and which S keys they may see. Every layer is given the same.
+
+    `mask` is None where no query is barred from a key but by causality, and True where a query sees a key.
+    """
+
+    rope: tuple[Tensor, Tensor]  # cos and sin, (T, head_dim) or (B, 1, T, head_dim)
+    slots: Tensor  # (T,): the cache's rows that keys and values go to
+    keys: slice  # the cache's rows that are read, S of them
+    mask: Tensor | None  # (T, S) or (B, 1, T, S)
+
+
+def make_span(config: LlamaConfig, start: int, end: int, device: torch.device, padding: Tensor | None = None) -> Span:
+    """The span of tokens start to end - 1, which follow those that the cache holds.
+
+    `padding`, (B,), says how many tokens at the left of each sequence are none; the others count from there.
+    """
+    slots = torch.arange(start, end, device=device)
+    window = config.sliding_window or end
+    keys = slice(max(0, start + 1 - window), end)  # from the first that the first query sees
+    if padding is None:
+        rope = rotary_table(slots, config, end)
+        if end - start == 1 or end - start == end <= window:
+            return Span(rope, slots, keys, None)  # one query that sees all keys, or as many queries as keys
+        return Span(rope, slots, keys, causal_mask(slots, keys, config.sliding_window))
+    rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
+    cos, sin = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))  # (B, 1, T, head_dim)
+    key = torch.arange(keys.start, end, device=device)
+    seen = causal_mask(slots, keys, config.sliding_window) & (key >= padding[:, None, None, None])
+    seen = seen | (key == slots[:, None])  # padding sees itself, since a softmax over nothing is NaN
+    return Span((cos, sin), slots, keys, seen)
+
+
+def causal_mask(slots: Tensor, keys: slice, window: int | None) -> Tensor:
+    """True where the query at a slot, (T,), sees a key: (T, S)."""
+    query, key = slots[:, None], torch.arange(keys.start, keys.stop, device=slots.device)
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
 
 
 class KVCache:
@@ -21,19 +66,15 @@ class KVCache:
         self, config: LlamaConfig, batch_size: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (batch_size, config.num_key_value_heads, capacity, config.head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k and v, (B, num_key_value_heads, T, head_dim); returns all positions so far, as views."""
-        start, end = self.length, self.length + k.size(2)
-        if end > self.k.size(2):
-            raise ValueError(f"the cache holds {self.k.size(2)} positions and is asked to hold {end}")
-        self.k[:, :, start:end] = k
-        self.v[:, :, start:end] = v
-        self.length = end
-        return self.k[:, :, :end], self.v[:, :, :end]
+    def update(self, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        """Put k and v, (B, num_key_value_heads, T, head_dim), into the span's slots; returns its keys, as views."""
+        self.k.index_copy_(2, span.slots, k)
+        self.v.index_copy_(2, span.slots, v)
+        return self.k[:, :, span.keys], self.v[:, :, span.keys]
 
 
 class Attention(nn.Module):
@@ -44,24 +85,26 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], cache: KVCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, span: Span, cache: KVCache | None = None) -> Tensor:
         q, k, v = (
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, n_heads, T, head_dim)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(q, rope), rotate(k, rope)
+        q, k = rotate(q, span.rope), rotate(k, span.rope)
         if cache is not None:
-            k, v = cache.update(k, v)  # (B, num_key_value_heads, S, head_dim): the S - T positions before, and these T
+            k, v = cache.update(k, v, span)  # (B, num_key_value_heads, S, head_dim)
 
-        n_queries, n_keys = q.size(2), k.size(2)
-        mask = None
-        if 1 < n_queries < n_keys:  # query i stands at position i + S - T; is_causal would take it to stand at i
-            mask = torch.ones(n_queries, n_keys, dtype=torch.bool, device=x.device).tril(n_keys - n_queries)
-        causal = n_queries == n_keys  # else one query that sees every key, or the mask
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)
+        if q.size(2) == 1:
+            # The queries of a group take the place of a sequence, (B, num_key_value_heads, group, head_dim): each
+            # reads its keys where they are, and none is copied for every query head.
+            y = F.scaled_dot_product_attention(q.reshape(*k.shape[:2], -1, self.head_dim), k, v, attn_mask=span.mask)
+            y = y.view(q.shape)
+        else:
+            causal = span.mask is None
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=causal, enable_gqa=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, n_heads * head_dim) -> (B, T, hidden_size)

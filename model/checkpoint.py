@@ -1,24 +1,34 @@
-"""Checkpoint directories that the rest of the world can load: config.json, model.safetensors, tokenizer.model.
+"""Checkpoint directories that the rest of the world can load: config.json and safetensors, and a tokenizer.
 
-Inside the file stand Hugging Face's names for LLaMA's parameters; the model has its own for what is its own.
+    python -m model.checkpoint DIR      what a directory holds, without loading the weights
+
+Inside the files stand Hugging Face's names for LLaMA's parameters; the model has its own for what is its own.
+Read are also Meta's and Mistral's (model/published.py). Files are mapped, so that a weight takes no memory before it
+is used, and no second time then. Pickles are never opened: they can run code.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels import Backend, InputError
-from model.config import LlamaConfig
+from kernels import Backend, InputError, load_backend
+from model import published
+from model.command import Parser, run, say
+from model.config import LlamaConfig, read_json_object
 from model.llama import Llama
 from model.tokenizer import Tokenizer
 
@@ -30,6 +40,11 @@ NAMES = [
     (".post_attention_layernorm.", ".ffn_norm."),
     (".mlp.", ".feed_forward."),
 ]
+WRAPPERS = re.compile(r"^((_orig_mod|module|_fsdp_wrapped_module|model)\.)+")  # of torch.compile, DDP and FSDP
+ROTARY_BUFFER = re.compile(r"(^|\.)(rotary_emb|rope)\.(inv_freq|freqs|cos_cached|sin_cached)$")  # computed from config
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SHARD_BYTES = 5_000_000_000  # what transformers takes for its own files
+INDEX = "model.safetensors.index.json"
 
 
 def to_file_name(name: str) -> str:
@@ -39,42 +54,27 @@ def to_file_name(name: str) -> str:
 
 
 def to_model_name(name: str) -> str:
-    name = name.removeprefix(NAMES[0][0])
+    name = WRAPPERS.sub("", name)
     for theirs, ours in NAMES[1:]:
         name = name.replace(theirs, ours)
-    return name
+    return published.to_model_name(name)
 
 
-def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer) -> None:
-    """Write config, weights and the tokenizer's files, or leave those that are there; a tied head is written once.
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file, not yet read."""
 
-    All are written beside their places and flushed to the disk before the first of them is renamed.
-    """
-    folder = Path(folder)
-    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
-    dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
-    config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
-    writers: dict[str, Callable[[Path], object]] = {
-        **{name: lambda path, data=data: path.write_bytes(data) for name, data in tokenizer.files.items()},
-        "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
-        "model.safetensors": lambda path: save_file(tensors, path, metadata={"format": "pt"}),
-    }
-    partial = {name: folder / f"{name}.partial" for name in writers}
-    path = folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, write in writers.items():
-            path = folder / name
-            write(partial[name])
-            with partial[name].open("rb") as file:
-                os.fsync(file.fileno())
-        shutil.copymode(partial["config.json"], partial["model.safetensors"])  # safetensors makes it private
-        for name in writers:
-            partial[name].replace(folder / name)
-    except (OSError, SafetensorError) as error:
-        for leftover in partial.values():
-            leftover.unlink(missing_ok=True)
-        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
+    name: str  # in the file
+    path: Path
+    file: Any  # safetensors' handle
+    dtype: str  # safetensors' name for it: "BF16"
+    shape: tuple[int, ...]
+
+    def read(self) -> Tensor:
+        try:
+            return self.file.get_tensor(self.name)
+        except (OSError, RuntimeError, SafetensorError) as error:  # RuntimeError: bytes that start between two numbers
+            raise InputError(f"{self.path}: {self.name} can't be read ({error}); fetch or write it again") from error
 
 
 def load_checkpoint(
@@ -89,40 +89,247 @@ def load_checkpoint(
     Raises InputError when a file is missing or damaged, or its tensors aren't exactly those of the config.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
-    config = LlamaConfig.load(folder / "config.json", rms_norm_eps)
-    tensors = _read_tensors(folder / "model.safetensors", device, dtype)
-    with torch.device("meta"):  # shapes alone: drawing weights that are about to be replaced takes long
-        model = Llama(config, norm)
+    with ExitStack() as opened:
+        config, stored = _open(folder, opened, device, rms_norm_eps)
+        with torch.device("meta"):  # shapes alone: drawing weights that are about to be replaced takes long
+            model = Llama(config, norm)
+        if dtype is None:
+            _check_dtypes(folder, stored)
+        tensors = {}
+        for name, tensor in stored.items():
+            weight = tensor.read().to(dtype)
+            if tensor.name.endswith(("wq.weight", "wq.bias")):
+                weight = published.halves_from_pairs(weight, config.num_attention_heads)
+            elif tensor.name.endswith(("wk.weight", "wk.bias")):
+                weight = published.halves_from_pairs(weight, config.num_key_value_heads)
+            tensors[name] = weight
     if config.tie_word_embeddings and "lm_head.weight" in tensors:  # some writers store the embedding twice
-        head = tensors.pop("lm_head.weight")
-        if not torch.equal(head, tensors.get("embed_tokens.weight", head)):
-            warnings.warn(f"{folder}: lm_head.weight differs from the embedding it is tied to; ignored", stacklevel=2)
-    _check_tensors(model, tensors, folder)
+        if not torch.equal(tensors.pop("lm_head.weight"), tensors["embed_tokens.weight"]):
+            say(f"{folder}: lm_head.weight differs from the embedding that it is tied to, and is ignored")
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 
 
-def _read_tensors(path: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def load_config(folder: str | Path, rms_norm_eps: float | None = None) -> LlamaConfig:
+    """The config of a checkpoint directory, checked against the shapes of its tensors. Raises InputError."""
+    with ExitStack() as opened:
+        return _open(Path(folder), opened, torch.device("cpu"), rms_norm_eps)[0]
+
+
+def _open(
+    folder: Path, opened: ExitStack, device: torch.device, rms_norm_eps: float | None
+) -> tuple[LlamaConfig, dict[str, Stored]]:
+    """The config, and the tensors by the model's names, whose names and shapes are those of the config."""
+    if not folder.is_dir():
+        raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
+    stored: dict[str, Stored] = {}
+    for path in _weight_files(folder):
+        for tensor in _tensors(path, opened, device):
+            name = to_model_name(tensor.name)
+            if ROTARY_BUFFER.search(name):
+                continue
+            if name in stored:
+                raise InputError(
+                    f"{folder}: {tensor.name} in {path.name} is {stored[name].name} in {stored[name].path.name} again; "
+                    "expected each tensor once"
+                )
+            stored[name] = tensor
+    config = _read_config(folder, stored, rms_norm_eps)
+    _check_tensors(config, stored, folder)
+    return config, stored
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a directory: one, those that an index lists, or consolidated ones."""
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    for index in (folder / INDEX, folder / "consolidated.safetensors.index.json"):
+        if index.exists():
+            return _indexed_files(index)
+    if files := sorted(folder.glob("consolidated*.safetensors")):
+        return files
+    found = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth", ".pt", ".ckpt", ".gguf"))
+    if found:
+        raise InputError(
+            f"{folder} has no safetensors, but {found[0]}, which isn't opened (a pickle can run code); convert it: "
+            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    raise InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise InputError(f"{index} has no weight_map from tensors to files; fetch or write it again")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
+            raise InputError(f"{index} names the file {name!r}; expected safetensors files beside it")
+    if missing := [name for name in names if not (index.parent / name).exists()]:
+        raise InputError(f"{index} lists files that are missing: {', '.join(missing)}; fetch them")
+    return [index.parent / name for name in names]
+
+
+def _tensors(path: Path, opened: ExitStack, device: torch.device) -> Iterator[Stored]:
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {to_model_name(name): file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise InputError(f"no weights at {path}; expected a model.safetensors beside config.json") from error
+        file = opened.enter_context(safe_open(path, framework="pt", device=str(device)))
+        for name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            yield Stored(name, path, file, part.get_dtype(), tuple(part.get_shape()))
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} is incomplete or no safetensors file ({error}); fetch or write it again") from error
+        raise InputError(f"{path} is {_what_is_wrong(path)} ({error}); fetch or write it again") from error
 
 
-def _check_tensors(model: Llama, tensors: dict[str, Tensor], folder: Path) -> None:
-    expected = model.state_dict()
-    if missing := sorted(expected.keys() - tensors.keys()):
+def _what_is_wrong(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            start = file.read(40)
+    except OSError:
+        return "unreadable"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer and not the file itself"
+    return "incomplete or no safetensors file" if start else "empty"
+
+
+def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
+    path, params = folder / "config.json", folder / "params.json"
+    if path.exists() or not params.exists():
+        values = read_json_object(path)
+    else:
+        path, embedding = params, stored.get("embed_tokens.weight")
+        try:
+            values = published.config_values(read_json_object(path), embedding.shape[0] if embedding else None)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
+    if rms_norm_eps is not None:
+        say(f"rms_norm_eps {rms_norm_eps:g} overrides {values.get('rms_norm_eps')} of {path}")
+    return LlamaConfig.from_file_values(path, values, rms_norm_eps)
+
+
+def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path) -> None:
+    """Names and shapes against those of a model of one layer: a config of a billion layers must not build them."""
+    with torch.device("meta"):
+        one = Llama(replace(config, num_hidden_layers=1), load_backend("reference", torch.device("cpu"))).state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in one.items()}
+    layer = {name: shape for name, shape in shapes.items() if name.startswith("layers.0.")}
+    found = 1 + max((int(name.split(".")[1]) for name in stored if re.match(r"layers\.\d{1,9}\.", name)), default=-1)
+    if found < config.num_hidden_layers:
+        raise InputError(f"{folder}: tensors are missing; it has {found} layers, the config {config.num_hidden_layers}")
+    for i in range(1, config.num_hidden_layers):
+        shapes |= {name.replace("layers.0.", f"layers.{i}.", 1): shape for name, shape in layer.items()}
+    if config.tie_word_embeddings and "lm_head.weight" in stored:
+        shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
+
+    if missing := sorted(shapes.keys() - stored.keys()):
         raise InputError(f"{folder}: {len(missing)} tensors are missing, the first is {to_file_name(missing[0])}")
-    if unexpected := sorted(tensors.keys() - expected.keys()):
-        raise InputError(f"{folder}: {len(unexpected)} tensors too many, the first is {to_file_name(unexpected[0])}")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
+    if unexpected := sorted(stored[name].name for name in stored.keys() - shapes.keys()):
+        raise InputError(f"{folder}: {len(unexpected)} tensors too many, the first is {unexpected[0]}")
+    for name, tensor in stored.items():
+        if tensor.shape != shapes[name]:
+            raise InputError(f"{folder}: {tensor.name} has shape {tensor.shape}; the config asks for {shapes[name]}")
+        if tensor.dtype not in DTYPES:
             raise InputError(
-                f"{folder}: {to_file_name(name)} has shape {tuple(tensors[name].shape)}; "
-                f"config.json asks for {tuple(tensor.shape)}"
+                f"{folder}: {tensor.name} is {tensor.dtype}, and quantised weights can't be computed here; "
+                "expected F32, BF16 or F16: fetch the original, or convert it"
             )
+
+
+def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
+    """Matrices must share a dtype to be multiplied; norms are free, as the norm's contract allows."""
+    embedding = stored["embed_tokens.weight"]
+    for name, tensor in stored.items():
+        if not name.endswith("norm.weight") and tensor.dtype != embedding.dtype:
+            raise InputError(
+                f"{folder}: {tensor.name} is {tensor.dtype} and {embedding.name} {embedding.dtype}; expected one "
+                "dtype for both: choose one with --dtype"
+            )
+
+
+def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write config, weights and tokenizer, or leave what is there; a tied head is written once, as the embedding.
+
+    Weights of more than `shard_bytes` go to several files and an index. All files are written beside their places and
+    flushed to the disk before the first is renamed; the weights come last, and old shards are no part of the new ones.
+    """
+    folder = Path(folder)
+    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
+    dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
+    config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
+    writers: dict[str, Callable[[Path], object]] = {
+        name: lambda path, content=content: path.write_bytes(content) for name, content in tokenizer.files.items()
+    }
+    writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shards = _shards(folder, tensors, shard_bytes)
+    for name, part in shards.items():
+        writers[name] = lambda path, part=part: save_file(part, path, metadata={"format": "pt"})
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+            "weight_map": {key: name for name, part in shards.items() for key in part},
+        }
+        writers[INDEX] = lambda path: path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    partial = {name: folder / f"{name}.partial" for name in writers}
+    path = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, write in writers.items():
+            path = folder / name
+            write(partial[name])
+            with partial[name].open("rb") as file:
+                os.fsync(file.fileno())
+        for name in shards:
+            shutil.copymode(partial["config.json"], partial[name])  # safetensors makes it private
+        for name in writers:
+            partial[name].replace(folder / name)
+        for pattern in ("model.safetensors", INDEX, "model-*-of-*.safetensors", "weights-*-of-*.safetensors"):
+            for old in folder.glob(pattern):
+                if old.name not in writers:
+                    old.unlink()
+    except (OSError, SafetensorError) as error:
+        for leftover in partial.values():
+            leftover.unlink(missing_ok=True)
+        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
+
+
+def _shards(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
+    """The tensors by the file that they go to; each but the last is as large as it may be."""
+    parts, room = [{}], shard_bytes
+    for name, tensor in tensors.items():
+        if parts[-1] and tensor.nbytes > room:
+            parts.append({})
+            room = shard_bytes
+        parts[-1][name] = tensor
+        room -= tensor.nbytes
+    if len(parts) == 1:
+        return {"model.safetensors": parts[0]}
+    # Until the index is replaced, the old one's shards must stay what they are.
+    stem = "weights" if any(folder.glob("model-*-of-*.safetensors")) else "model"
+    return {f"{stem}-{i:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts, 1)}
+
+
+def main() -> None:
+    parser = Parser("What a checkpoint directory holds: its config, and the shape and dtype of every tensor.")
+    parser.add_argument("dir", help="directory with config.json and safetensors")
+    parser.add_argument("--finite", action="store_true", help="read every weight, and refuse NaN and infinity")
+    args = parser.parse_args()
+    folder = Path(args.dir)
+    with ExitStack() as opened:
+        config, stored = _open(folder, opened, torch.device("cpu"), None)
+        groups: dict[tuple[str, str, tuple[int, ...]], list[str]] = {}
+        for tensor in stored.values():  # one line for the same tensor of every layer
+            name = re.sub(r"(^|\.)layers\.\d+\.", r"\1layers.*.", tensor.name)
+            groups.setdefault((name, tensor.dtype, tensor.shape), []).append(tensor.name)
+            if args.finite and not tensor.read().isfinite().all():
+                raise InputError(f"{tensor.path}: {tensor.name} has NaN or infinite elements; fetch or train it again")
+    for (name, dtype, shape), names in groups.items():
+        print(f"{len(names):4} x {name:45} {dtype:5} {' x '.join(map(str, shape))}")
+    for key, value in config.to_dict().items():
+        print(f"{key}: {json.dumps(value)}")
+    counted = [t for name, t in stored.items() if not (name == "lm_head.weight" and config.tie_word_embeddings)]
+    print(f"{sum(math.prod(tensor.shape) for tensor in counted):,} parameters, rms_norm_eps {config.rms_norm_eps:g}")
+
+
+if __name__ == "__main__":
+    run(main)

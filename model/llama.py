@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels import Backend
-from model.attention import Attention, KVCache
+from model.attention import Attention, KVCache, Span, make_span
 from model.config import LlamaConfig
 from model.norm import RMSNorm
-from model.rope import rotary_table
 from model.swiglu import SwiGLU
 
 
@@ -28,11 +27,9 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
         self.feed_forward = SwiGLU(config)
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], cache: KVCache | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, span: Span, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         x, residual = self.attention_norm(x, residual)  # both (B, T, hidden_size)
-        x = self.attention(x, rope, cache)
+        x = self.attention(x, span, cache)
         x, residual = self.ffn_norm(x, residual)
         return self.feed_forward(x), residual
 
@@ -72,22 +69,37 @@ class Llama(nn.Module):
         weight = self.embed_tokens.weight
         return [KVCache(self.config, batch_size, capacity, weight.dtype, weight.device) for _ in self.layers]
 
-    def forward(self, tokens: Tensor, caches: list[KVCache] | None = None, logits_to_keep: int = 0) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        caches: list[KVCache] | None = None,
+        logits_to_keep: int = 0,
+        padding: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (B, T) -> logits (B, T, vocab_size), of the last `logits_to_keep` positions if that isn't 0.
 
-        With caches the tokens continue the sequence that the caches hold. Raises ValueError where it would pass
-        max_position_embeddings.
+        With caches the tokens continue the sequences that the caches hold. `padding`, (B,), says how many tokens at
+        the left of each sequence are none, so that sequences of different lengths fit one batch; the same goes to
+        every call for these sequences. Raises ValueError where they would pass the config's context_length or the
+        caches' capacity.
         """
         start = caches[0].length if caches else 0
         end = start + tokens.size(1)
-        if end > self.config.max_position_embeddings:
-            raise ValueError(f"{end} positions, and max_position_embeddings is {self.config.max_position_embeddings}")
-        positions = torch.arange(start, end, device=tokens.device)
-        rope = rotary_table(positions, self.config.head_dim, self.config.rope_theta)
+        if end > self.config.context_length:
+            raise ValueError(f"{end} positions, and the model's context length is {self.config.context_length}")
+        if caches and end > caches[0].k.size(2):
+            raise ValueError(f"the cache holds {caches[0].k.size(2)} positions and is asked to hold {end}")
+        span = make_span(self.config, start, end, tokens.device, padding)
+        logits = self.run(tokens, span, caches, logits_to_keep)
+        for cache in caches or []:
+            cache.length = end
+        return logits
 
+    def run(self, tokens: Tensor, span: Span, caches: list[KVCache] | None = None, logits_to_keep: int = 0) -> Tensor:
+        """forward for tokens (B, T) that stand where `span` says."""
         x, residual = self.embed_tokens(tokens), None  # (B, T, hidden_size)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x, residual = layer(x, residual, rope, cache)
+            x, residual = layer(x, residual, span, cache)
         x, _ = self.norm(x, residual)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return F.linear(x[:, -logits_to_keep:], head)

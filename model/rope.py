@@ -4,29 +4,99 @@ Each head's vector is taken as head_dim / 2 points in the plane, and point i at 
 angle p * theta^(-2i / head_dim). So the product of a query and a key depends on their distance alone.
 Point i is made of elements i and i + head_dim / 2: Hugging Face's layout of a head. (Meta's own files pair
 neighbours, 2i and 2i + 1, with the rows of q_proj and k_proj ordered to match.)
+
+A scaling turns points more slowly, so that positions beyond those of the training stay within the angles seen there.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from model.config import LlamaConfig
 
-def rotary_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of every angle, (T, head_dim) in float32, for positions (T,).
+
+def rotary_table(positions: Tensor, config: LlamaConfig, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of every angle, (..., T, head_dim) in float32, for positions (..., T) of a text of `length` tokens.
 
     Computed for each call and kept in no buffer, so that casting the model can't round the angles: in bfloat16
     positions 4095 and 4096 are one.
     """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    inv_freq = 1.0 / theta**exponents  # (head_dim / 2,)
-    angles = positions.float()[:, None] * inv_freq  # (T, head_dim / 2)
+    inv_freq, amplitude = inverse_frequencies(config, length, positions.device)
+    angles = positions.float()[..., None] * inv_freq  # (..., T, head_dim / 2)
     angles = torch.cat((angles, angles), dim=-1)  # both halves of a head turn by the same angles
-    return angles.cos(), angles.sin()
+    return angles.cos() * amplitude, angles.sin() * amplitude
+
+
+def inverse_frequencies(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, float]:
+    """Radians a position, (head_dim / 2,) in float32, and what cos and sin are multiplied by.
+
+    `length` is that of the whole text, on which dynamic scaling depends.
+    """
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    kind, factor, theta = scaling["rope_type"], scaling.get("factor", 1.0), config.rope_theta
+    dim, trained = config.head_dim, config.max_position_embeddings
+    if kind == "dynamic" and length > trained:
+        # "NTK-aware", by u/bloc97 and u/emozilla: another theta, by which the slowest point turns `factor` times slower
+        theta *= (factor * length / trained - (factor - 1)) ** (dim / (dim - 2))
+    inv_freq = 1.0 / theta ** (torch.arange(0, dim, 2, device=device).float() / dim)
+    if kind == "linear":  # position interpolation, Shouyuan Chen et al., 2023, https://arxiv.org/abs/2306.15595
+        return inv_freq / factor, 1.0
+    if kind == "llama3":
+        return _llama3(inv_freq, scaling), 1.0
+    if kind == "yarn":
+        return _yarn(inv_freq, scaling, config)
+    return inv_freq, 1.0
+
+
+def _llama3(inv_freq: Tensor, scaling: dict[str, float]) -> Tensor:
+    """Llama 3.1's (https://arxiv.org/abs/2407.21783): leave what turns often within the trained length, slow the rest.
+
+    Points that turn at least high_freq_factor times keep their speed, those that turn at most low_freq_factor times
+    are slowed by `factor`, and between the two it is blended.
+    """
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return keep * inv_freq + (1 - keep) * inv_freq / scaling["factor"]
+
+
+def _yarn(inv_freq: Tensor, scaling: dict[str, float], config: LlamaConfig) -> tuple[Tensor, float]:
+    """YaRN (Bowen Peng et al., 2023, https://arxiv.org/abs/2309.00071), section 3.2: the same by the point's number.
+
+    The paper's temperature of attention becomes a factor of cos and sin (section 3.4).
+    """
+    factor, dim = scaling["factor"], config.head_dim
+    trained = scaling.get("original_max_position_embeddings", config.max_position_embeddings)
+
+    def point(turns: float) -> float:
+        """The point, as a fraction between two of them, that turns so often within the trained length."""
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    fast, slow = point(scaling.get("beta_fast", 32.0)), point(scaling.get("beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        fast, slow = math.floor(fast), math.ceil(slow)
+    fast, slow = max(fast, 0), min(slow, dim - 1)
+    if fast == slow:
+        slow += 0.001
+    points = torch.arange(dim // 2, device=inv_freq.device).float()
+    slowed = ((points - fast) / (slow - fast)).clamp(0, 1)
+
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    amplitude = scaling.get("attention_factor")
+    if amplitude is None:
+        amplitude = temperature(1.0)
+        if "mscale" in scaling and "mscale_all_dim" in scaling:
+            amplitude = temperature(scaling["mscale"]) / temperature(scaling["mscale_all_dim"])
+    return slowed * inv_freq / factor + (1 - slowed) * inv_freq, amplitude
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn x, (B, n_heads, T, head_dim), by the table's angles; the result has x's dtype."""
-    cos, sin = (part.to(x.dtype) for part in table)  # (T, head_dim)
+    cos, sin = (part.to(x.dtype) for part in table)  # (T, head_dim), or (B, 1, T, head_dim)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin

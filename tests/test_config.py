@@ -18,10 +18,13 @@ VALUES = {
     "max_position_embeddings": 64,
     "rms_norm_eps": 3e-3,
 }
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
 
 
 def test_every_key_reaches_its_field():
     given = VALUES | {"head_dim": 14, "rope_theta": 5000.0, "tie_word_embeddings": True, "initializer_range": 0.03}
+    given |= {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3}
     given |= {"bos_token_id": 1, "eos_token_id": [2, 5]}
     config = LlamaConfig.from_dict(given)
     assert {key: getattr(config, key) for key in given} == given
@@ -63,25 +66,69 @@ def test_rope_theta_is_found_where_old_and_new_configs_keep_it(found, theta):
     assert LlamaConfig.from_dict(VALUES | found).rope_theta == theta
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_rope_scaling_is_found_in_both_spellings(key, kind):
+    given = {kind: "llama3"} | {name: str(value) for name, value in LLAMA3.items() if name != "rope_type"}
+    config = LlamaConfig.from_dict(VALUES | {key: given | {"rope_theta": "500000"}})
+    assert (config.rope_scaling, config.rope_theta) == (LLAMA3, 500000.0)
+    assert LlamaConfig.from_dict(VALUES | {key: {kind: "default"}}).rope_scaling is None
+
+
+@pytest.mark.parametrize("key", sorted(LLAMA3.keys() - {"rope_type"}))
+def test_a_scaling_without_a_number_that_it_needs_is_refused(key):
+    with pytest.raises(InputError, match=f"rope_scaling has no {key};"):
+        LlamaConfig.from_dict(VALUES | {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != key}})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (None, 64),
+        (LLAMA3, 64),
+        ({"type": "linear", "factor": 4.0}, 64),
+        ({"type": "dynamic", "factor": 2.5}, 160),
+        ({"type": "yarn", "factor": 4.0}, 256),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"type": "dynamic", "factor": 1e300}, 2**31 - 1),
+    ],
+)
+def test_the_context_is_that_of_the_scaled_positions(scaling, length):
+    assert LlamaConfig.from_dict(VALUES | {"rope_scaling": scaling}).context_length == length
+
+
+def test_mistral_has_a_window_and_its_own_defaults():
+    mistral = VALUES | {"model_type": "mistral", "num_attention_heads": 8}
+    assert LlamaConfig.from_dict(mistral | {"sliding_window": None}).sliding_window is None
+    assert LlamaConfig.from_dict(mistral | {"sliding_window": 24}).sliding_window == 24
+    del mistral["num_key_value_heads"]
+    config = LlamaConfig.from_dict(mistral)
+    theirs = transformers.MistralConfig(**mistral)
+    found = (config.sliding_window, config.num_key_value_heads)
+    assert found == (theirs.sliding_window, theirs.num_key_value_heads) == (4096, 8)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         *[("rms_norm_eps", bad) for bad in (0, -1e-5, "abc", "", True, [1e-5], float("nan"), float("inf"))],
         *[("rope_theta", bad) for bad in (0, -1.0, "abc", True)],
         *[("vocab_size", bad) for bad in (0, -61, 61.5, True, "many")],
-        pytest.param("vocab_size", 10**400, id="vocab_size-10**400"),
+        *[("vocab_size", bad) for bad in (2**20 + 1, 10**40)],
+        ("max_position_embeddings", 2**31),
+        *[(key, bad) for key in ("attention_bias", "mlp_bias") for bad in ("false", 0)],
         *[("num_hidden_layers", bad) for bad in (0, False, {})],
         *[("initializer_range", bad) for bad in (-0.02, "wide")],
         *[("head_dim", bad) for bad in (0, 13)],
-        ("model_type", "mistral"),
-        ("attention_bias", True),
-        ("mlp_bias", True),
         ("hidden_act", "gelu"),
-        ("pretraining_tp", 2),
         ("attention_dropout", 0.1),
         ("quantization_config", {"quant_method": "gptq"}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_parameters", "default"),
+        ("model_type", "gpt2"),
+        ("model_type", ["llama"]),
+        *[("rope_parameters", bad) for bad in ("default", {"rope_type": "longrope", "factor": 2.0})],
+        *[("rope_scaling", bad) for bad in ([2.0], {"type": "mrope"}, {"type": "linear", "rope_type": "yarn"})],
+        ("partial_rotary_factor", 0.5),
+        ("layer_types", ["full_attention"]),
         ("sliding_window", 4096),
         ("rms_norm_epsilon", 1e-5),
         ("tie_word_embeddings", "false"),
@@ -101,7 +148,21 @@ def test_a_value_that_cant_be_honoured_is_refused_by_key_and_value(key, value):
         ({"hidden_size": 50}, ["hidden_size 50", "num_attention_heads 4"]),
         ({"num_key_value_heads": 3}, ["num_attention_heads 4", "num_key_value_heads 3"]),
         ({"rope_parameters": {"rope_theta": 500000.0}, "rope_theta": 10000.0}, ["rope_theta", "10000.0", "500000.0"]),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 32}}, ["rope_parameters", "'llama3'"]),
+        (
+            {
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            ["rope_parameters", "rope_scaling", "2.0", "4.0"],
+        ),
+        ({"rope_parameters": {"factor": 2.0}}, ["rope_parameters", "factor", "2.0", "default"]),
+        ({"rope_scaling": LLAMA3 | {"beta_fast": 32}}, ["rope_scaling", "beta_fast", "32", "llama3"]),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, ["low_freq_factor", "4", "high_freq_factor", "4.0"]),
+        ({"rope_scaling": LLAMA3 | {"factor": "many"}}, ["factor", '"many"']),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, ["truncate", "1"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 0.5}, ["rope_theta", "0.5", "yarn"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, ["head_dim", "2", "dynamic"]),
+        ({"sliding_window": 4096, "model_type": "llama"}, ["sliding_window", "4096", "mistral"]),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_by_key_and_value(changed, named):
@@ -152,6 +213,23 @@ def test_rms_norm_eps_of_the_caller_overrides_the_file(tmp_path, in_file):
 @pytest.mark.parametrize(("eos", "ids"), [(None, set()), (2, {2}), (0, {0}), ([2, 5], {2, 5}), ([], set())])
 def test_end_ids_are_one_several_or_none(eos, ids):
     assert LlamaConfig.from_dict(VALUES | {"eos_token_id": eos}).end_ids() == ids
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"rope_scaling": LLAMA3}, {"attention_bias": True, "mlp_bias": True}, {"model_type": "mistral"},
+                {"model_type": "mistral", "sliding_window": 24, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}]
+)  # fmt: skip
+def test_to_dict_of_every_kind_comes_back_equal_by_json_and_by_transformers(config, changed):
+    changed = {"sliding_window": None} | changed if "model_type" in changed else changed
+    config = LlamaConfig.from_dict(config.to_dict() | changed)
+    kind = transformers.MistralConfig if config.model_type == "mistral" else transformers.LlamaConfig
+    theirs = kind(**config.to_dict())
+    assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    back = LlamaConfig.from_dict(theirs.to_dict())
+    scaling = back.rope_scaling
+    if scaling and scaling["rope_type"] == "yarn":  # transformers fills in the length, as it is understood here
+        assert scaling.pop("original_max_position_embeddings") == config.max_position_embeddings
+    assert back == config
 
 
 @pytest.mark.parametrize("eos", [None, 2, [2, 5]])

@@ -7,7 +7,19 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from model.config import LlamaConfig
-from model.rope import rotary_table, rotate
+from model.rope import inverse_frequencies, rotary_table, rotate
+
+
+def shaped(head_dim, theta, **changed):
+    return LlamaConfig(
+        vocab_size=3, hidden_size=8, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=head_dim, rms_norm_eps=3e-3, rope_theta=theta,
+        **{"max_position_embeddings": 4096} | changed,
+    )  # fmt: skip
+
+
+def table(positions, head_dim, theta):
+    return rotary_table(positions, shaped(head_dim, theta), 4096)
 
 
 def exact_angles(positions, head_dim, theta):
@@ -29,7 +41,7 @@ def assert_exact(table, positions, head_dim, theta):
 @pytest.mark.parametrize(("head_dim", "theta"), [(2, 10000.0), (12, 5000.0), (64, 10000.0), (128, 500000.0)])
 def test_cos_and_sin_are_those_of_the_formula_in_float64(head_dim, theta):
     positions = [0, 1, 2, 255, 256, 257, 4095]
-    assert_exact(rotary_table(torch.tensor(positions), head_dim, theta), positions, head_dim, theta)
+    assert_exact(table(torch.tensor(positions), head_dim, theta), positions, head_dim, theta)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -40,9 +52,9 @@ def test_rotation_is_transformers_bit_for_bit(dtype, head_dim, theta):
     positions = torch.arange(3900, 4200)
     config = transformers.LlamaConfig(head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": theta})
     cos, sin = LlamaRotaryEmbedding(config)(q, positions[None])
-    table = rotary_table(positions, head_dim, theta)
+    turns = table(positions, head_dim, theta)
     for x, theirs in zip((q, k), apply_rotary_pos_emb(q, k, cos, sin), strict=True):
-        ours = rotate(x, table)
+        ours = rotate(x, turns)
         assert ours.dtype == dtype
         assert torch.equal(ours, theirs)
 
@@ -53,7 +65,7 @@ def test_rotation_turns_each_pair_of_halves_by_its_angle():
     positions, x = torch.tensor([0, 1, 7, 63]), torch.randn(2, 3, 4, 12, dtype=torch.float64)
     pairs = x.numpy()[..., :6] + 1j * x.numpy()[..., 6:]
     turned = pairs * np.exp(1j * exact_angles(positions, 12, 5000.0))
-    ours = rotate(x, rotary_table(positions, 12, 5000.0)).numpy()
+    ours = rotate(x, table(positions, 12, 5000.0)).numpy()
     # the table is float32: 32 steps of the angle, as above, times |x| < 5
     np.testing.assert_allclose(ours[..., :6] + 1j * ours[..., 6:], turned, rtol=0, atol=5 * 64 * 32 * 2**-24)
 
@@ -63,7 +75,7 @@ def test_query_times_key_depends_on_their_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 64, dtype=torch.float64)
 
     def product(p, s):
-        at_p, at_s = (rotary_table(torch.tensor([position]), 64, 10000.0) for position in (p, s))
+        at_p, at_s = (table(torch.tensor([position]), 64, 10000.0) for position in (p, s))
         return (rotate(q, at_p) * rotate(k, at_s)).sum().item()
 
     distances = [0, 1, 5, 40]
@@ -79,13 +91,9 @@ def test_query_times_key_depends_on_their_distance_alone():
 @pytest.fixture
 def table_inside_model(make_model):
     """The table that a layer of a model cast to bfloat16 is handed for one token at a position."""
-    config = LlamaConfig(
-        vocab_size=3, hidden_size=128, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=128, max_position_embeddings=4096, rms_norm_eps=3e-3,
-    )  # fmt: skip
-    model = make_model(config).to(torch.bfloat16)
+    model = make_model(shaped(128, 10000.0)).to(torch.bfloat16)
     seen = []
-    model.layers[0].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[2]))
+    model.layers[0].register_forward_pre_hook(lambda _, arguments: seen.append(arguments[2].rope))
 
     @torch.no_grad()
     def table(position):
@@ -109,3 +117,50 @@ def test_neighbouring_positions_stay_apart_in_bfloat16(table_inside_model, p, s)
     turned, other = (rotate(x, table_inside_model(position)) for position in (p, s))
     # pair 0 turns by one radian: 2 sin(1/2) |(1, 1)| = 1.36 between the two points, and x has bfloat16's 2^-8
     assert (turned - other)[..., [0, 64]].norm().item() == pytest.approx(2**1.5 * np.sin(0.5), abs=4 * 2**-8)
+
+
+SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.5},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 128},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+    "yarn, all keys": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 100, "beta_fast": 20.0,
+                       "beta_slow": 2.0, "mscale": 0.8, "mscale_all_dim": 1.3, "truncate": False},
+    "yarn, attention_factor": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+                               "attention_factor": 1.7},
+    "yarn, no length": {"rope_type": "yarn", "factor": 4.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [100, 512, 700])
+@pytest.mark.parametrize("head_dim", [12, 64])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scaled_angles_are_those_of_transformers(name, head_dim, length):
+    config = shaped(head_dim, 5000.0, max_position_embeddings=512, rope_scaling=SCALINGS[name])
+    theirs = transformers.LlamaConfig(
+        head_dim=head_dim, max_position_embeddings=512, rope_parameters=SCALINGS[name] | {"rope_theta": 5000.0}
+    )
+    positions = torch.arange(length)
+    cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions[None])
+    # both are float32: an angle differs by its own roundings, 32 steps as above, and YaRN's factor is below 2
+    bound = 2 * (32 * 2.0**-24 * length + 2.0**-23)
+    for ours, their in zip(rotary_table(positions, config, length), (cos[0], sin[0]), strict=True):
+        torch.testing.assert_close(ours, their, rtol=0, atol=bound)
+    plain = rotary_table(positions, shaped(head_dim, 5000.0), length)
+    changed = (rotary_table(positions, config, length)[0] - plain[0]).abs().max()
+    assert (changed > 100 * bound) == (name != "dynamic" or length > 512)
+
+
+def test_llama_3_2_leaves_fast_pairs_slows_slow_ones_and_blends_three():
+    """A15, with the values stated there."""
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}  # fmt: skip
+    inv_freq, amplitude = inverse_frequencies(shaped(64, 500000.0, rope_scaling=scaling), 1, torch.device("cpu"))
+    plain, _ = inverse_frequencies(shaped(64, 500000.0), 1, torch.device("cpu"))
+    assert amplitude == 1
+    assert torch.equal(inv_freq[:15], plain[:15])
+    assert torch.equal(inv_freq[18:], plain[18:] / 32)
+    assert inv_freq[[15, 16, 17, 31]].tolist() == pytest.approx(
+        [1.290548e-3, 4.295568e-4, 9.708288e-5, 9.418307e-8], rel=1e-6
+    )
