@@ -1,11 +1,15 @@
 """Write text with a checkpoint directory: python generate.py --ckpt out/tiny --prompt "import "
 
-The text goes to stdout as it comes, everything else to stderr. Without a prompt it begins a text.
+The text goes to stdout as it comes, everything else to stderr. Without --prompt it continues standard input if that is
+a pipe or a file, and begins a text of its own otherwise.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -19,126 +23,225 @@ if TYPE_CHECKING:
     import torch
 
     from model.llama import Llama
+    from model.tokenizer import Tokenizer
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__.split(":")[0])
     add = parser.add_argument
-    add("--ckpt", default="out/tiny", help="directory with config.json, model.safetensors and tokenizer.model")
-    add("--prompt", default="", help="text to continue; without it, the beginning-of-text token")
+    add("--ckpt", default="out/tiny", help="directory with config.json, safetensors and a tokenizer")
+    add("--prompt", action="append", help="text to continue; several of them are one batch; default: standard input")
+    add("--num-samples", type=positive(int), default=1, help="texts for each prompt, drawn with seeds of their own")
+    add("--chat", action="store_true", help="answer in the checkpoint's chat format; without --prompt a conversation")
+    add("--system", help="with --chat: the system message")
     add("--max-new-tokens", type=not_negative(int), default=200, help="stop after so many tokens")
     add("--temperature", type=not_negative(float), default=0.8, help="0 takes the likeliest token every time")
     add("--top-k", type=not_negative(int), default=0, help="sample among the k likeliest tokens; 0 is off")
     add("--top-p", type=positive(float), default=1.0, help="sample among the likeliest that hold this probability")
     add("--seed", type=not_negative(int), help="repeats a run; drawn and printed if left out")
     parser.add_backend_arguments(["float32", "bfloat16", "float16"])
+    add("--compile", action="store_true", help="compile the step for a token: seconds at first, then faster")
     add("--norm-eps", type=positive(float), help="use this rms_norm_eps and not the checkpoint's")
     args = parser.parse_args()
     if args.top_p > 1:
         raise InputError(f"--top-p is {args.top_p}; expected a probability above 0, up to 1")
+    if args.seed is not None and args.seed >= 2**63:
+        raise InputError(f"--seed is {args.seed}; expected a number below 2^63")
+    if args.system is not None and not args.chat:
+        raise InputError("--system is a message of a chat; give --chat too")
     return args
 
 
-def sample(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None
-) -> torch.Tensor:
-    """Token ids (B,) drawn from logits (B, vocab_size); at temperature 0 the likeliest, without a draw."""
+def read_prompts(given: list[str] | None) -> list[str]:
+    """The prompts of the command line, or standard input if it is a pipe or a file. Raises InputError if not UTF-8."""
+    if given is None:
+        if sys.stdin is None or sys.stdin.closed:
+            return []
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+        if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
+            return []
+        try:
+            return [sys.stdin.buffer.read().decode("utf-8")]
+        except UnicodeDecodeError as error:
+            raise InputError(f"standard input is not UTF-8 text ({error}); convert it") from error
+    for prompt in given:
+        if any("\ud800" <= character <= "\udfff" for character in prompt):  # bytes that were no UTF-8
+            raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
+    return given
+
+
+def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
+    """The model, its tokenizer, and the ids that end a text: those that any file of the checkpoint names."""
     import torch
 
-    if temperature == 0:
-        return logits.argmax(-1)
-    # In float64, where even temperature 1e-300 scales the distances to the largest logit without an overflow to NaN.
-    logits = logits.double()
-    logits = (logits - logits.max(-1, keepdim=True).values) / temperature
-    if top_k:
-        kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if top_p < 1:
-        ordered, order = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1).roll(1, -1)  # the probability of all likelier tokens
-        before[:, 0] = 0
-        logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+    from kernels import load_backend
+    from model.checkpoint import load_checkpoint, load_end_ids
+    from model.tokenizer import load_tokenizer
+
+    device = choose_device(args.device)
+    norm = load_backend(args.norm, device)
+    tokenizer = load_tokenizer(args.ckpt)
+    dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
+    model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {model.config.vocab_size} "
+            "rows; they belong to different models"
+        )
+    weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
+    say(f"norm {norm.description}, eps {model.config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")
+    return model, tokenizer, load_end_ids(args.ckpt, model.config) | ({tokenizer.eos_id} - {None})
 
 
-def generate(
-    model: Llama,
-    prompt_ids: list[int],
-    max_new_tokens: int,
-    end_ids: set[int],
-    draw: Callable[[torch.Tensor], torch.Tensor],
-) -> Iterator[int]:
-    """Yield new ids one by one, as `draw` takes them from logits (1, vocab_size), until max_new_tokens or an end id.
-
-    An end id is not yielded.
-    """
+def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.device) -> Callable:
+    """What draws the ids of `n_texts` texts, each from a generator of its own: its draws don't depend on the others."""
     import torch
 
-    # First all of the prompt goes in, then each new token.
-    caches = model.new_cache(1, len(prompt_ids) + max_new_tokens)
-    tokens = torch.tensor([prompt_ids], device=model.embed_tokens.weight.device)
-    for _ in range(max_new_tokens):
-        with torch.inference_mode():
-            tokens = draw(model(tokens, caches, logits_to_keep=1)[:, -1])[None]  # (1, 1)
-        id = tokens.item()
-        if id in end_ids:
-            return
-        yield id
+    from model.generation import sample
+
+    generators = [torch.Generator(device).manual_seed(args.seed + i) for i in range(n_texts)]
+
+    def draw(logits: torch.Tensor) -> torch.Tensor:
+        logits = logits[:, :n_ids]  # a padded vocabulary has ids that the tokenizer doesn't know
+        if args.temperature == 0:
+            return sample(logits, 0, 0, 1.0, None)
+        rows = zip(logits, generators, strict=True)
+        return torch.cat([sample(row[None], args.temperature, args.top_k, args.top_p, each) for row, each in rows])
+
+    return draw
+
+
+def why_it_ended(model: Llama, prompt_ids: list[int], n_new: int, max_new_tokens: int) -> str:
+    if n_new == max_new_tokens:
+        return "--max-new-tokens"
+    context = model.config.context_length
+    return f"the full context ({context} tokens)" if len(prompt_ids) + n_new == context else "the end token"
+
+
+def check_room(model: Llama, prompt_ids: list[int], max_new_tokens: int) -> None:
+    context = model.config.context_length
+    if len(prompt_ids) + min(1, max_new_tokens) > context:
+        raise InputError(
+            f"the prompt has {len(prompt_ids)} tokens and the model's context {context}; give a shorter one"
+        )
+
+
+def stream(tokenizer: Tokenizer, prompt_ids: list[int], new_ids: Iterator[int], echo: bool) -> Iterator[str]:
+    """Text as it comes, never a part of a character; with the prompt's first, if it is to be echoed."""
+    from model.tokenizer import TokenStream
+
+    pieces = TokenStream(tokenizer)
+    shown = [pieces.push(id) for id in prompt_ids]
+    if echo:
+        yield "".join(shown)
+    for id in new_ids:
+        yield pieces.push(id)
+    yield pieces.finish()
 
 
 def main() -> None:
     args = parse_args()
     started = time.perf_counter()
-    import torch
+    if args.seed is None:
+        args.seed = random.randrange(2**32)
+    prompts = read_prompts(args.prompt)
+    model, tokenizer, end_ids = load(args)
+    step = None
+    if args.compile:
+        from model.decoder import compile_step
 
-    from kernels import load_backend
-    from model.checkpoint import load_checkpoint
-    from model.tokenizer import TokenStream, load_tokenizer
+        step = compile_step(model)
+    say(
+        f"loaded in {time.perf_counter() - started:.1f} s" + ("; the second token waits for compilation" * args.compile)
+    )
+    if args.chat:
+        chat(args, prompts, model, tokenizer, end_ids, step)
+    else:
+        complete(args, prompts or [""], model, tokenizer, end_ids, step)
 
-    device = choose_device(args.device)
-    norm = load_backend(args.norm, device)
-    dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
-    model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
-    tokenizer = load_tokenizer(args.ckpt)
-    config = model.config
-    if tokenizer.vocab_size > config.vocab_size:
-        raise InputError(
-            f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {config.vocab_size} rows; "
-            "they belong to different models"
-        )
-    if tokenizer.bos_id is None and not args.prompt:
-        raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
-    if any("\ud800" <= character <= "\udfff" for character in args.prompt):  # bytes that were no UTF-8
-        raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
-    prompt_ids = tokenizer.encode(args.prompt, bos=tokenizer.adds_bos or not args.prompt)
-    room = config.max_position_embeddings - len(prompt_ids)
-    if room < args.max_new_tokens:
-        raise InputError(
-            f"the prompt has {len(prompt_ids)} tokens and --max-new-tokens is {args.max_new_tokens}; together they "
-            f"may be {config.max_position_embeddings}, the model's max_position_embeddings"
-        )
-    end_ids = config.end_ids() | ({tokenizer.eos_id} - {None})
-    seed = random.randrange(2**32) if args.seed is None else args.seed
-    weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
-    say(f"norm {norm.description}, eps {config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {seed}")
 
-    loaded = time.perf_counter()
-    generator = torch.Generator(device).manual_seed(seed)
+def complete(
+    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int], step: Callable
+) -> None:
+    """Continue the prompts: one text is shown as it comes, several one after the other once they are done."""
+    from tqdm import tqdm
 
-    def draw(logits: torch.Tensor) -> torch.Tensor:
-        logits = logits[:, : tokenizer.vocab_size]  # a padded vocabulary has ids that the tokenizer doesn't know
-        return sample(logits, args.temperature, args.top_k, args.top_p, generator)
+    from model.generation import generate
 
-    stream, n_new = TokenStream(tokenizer), 0
-    for id in prompt_ids:
-        print(stream.push(id), end="")
-    for id in generate(model, prompt_ids, args.max_new_tokens, end_ids, draw):
-        n_new += 1
-        print(stream.push(id), end="", flush=True)
-    print(stream.finish(), flush=True)
-    took = time.perf_counter() - loaded
-    reason = "the end token" if n_new < args.max_new_tokens else "--max-new-tokens"
-    say(f"loaded in {loaded - started:.1f} s; {n_new} tokens at {n_new / took:.1f} tokens/s; stopped at {reason}")
+    encoded = []
+    for prompt in prompts:
+        if not prompt and tokenizer.bos_id is None:
+            raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
+        encoded += [tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt)] * args.num_samples
+    for prompt_ids in encoded:
+        check_room(model, prompt_ids, args.max_new_tokens)
+    started = time.perf_counter()
+    draw = drawing(args, tokenizer.vocab_size, len(encoded), model.embed_tokens.weight.device)
+    rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
+    texts: list[list[int]] = [[] for _ in encoded]
+
+    if len(encoded) == 1:
+        new_ids = (texts[0].append(id) or id for [id] in rows)
+        for piece in stream(tokenizer, encoded[0], new_ids, echo=True):
+            print(piece, end="", flush=True)
+        print()
+    else:
+        for new in tqdm(rows, total=args.max_new_tokens, unit="token", leave=False, disable=None):
+            for text, id in zip(texts, new, strict=True):
+                text += [] if id is None else [id]
+        for i, (prompt_ids, text) in enumerate(zip(encoded, texts, strict=True), 1):
+            print(f"--- {i} of {len(encoded)} ---", "".join(stream(tokenizer, prompt_ids, iter(text), True)), sep="\n")
+    took = time.perf_counter() - started
+    reasons = [
+        why_it_ended(model, prompt_ids, len(text), args.max_new_tokens)
+        for prompt_ids, text in zip(encoded, texts, strict=True)
+    ]
+    n_new = sum(map(len, texts))
+    say(f"{n_new} tokens at {n_new / took:.1f} tokens/s; stopped at {', '.join(reasons)}")
+
+
+def chat(
+    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int], step: Callable
+) -> None:
+    """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
+    from model.chat import encode_chat
+    from model.generation import generate
+
+    draw = drawing(args, tokenizer.vocab_size, 1, model.embed_tokens.weight.device)
+    messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+    for text in iter(prompts) if prompts else typed():
+        messages.append({"role": "user", "content": text})
+        prompt_ids = encode_chat(tokenizer, messages)
+        check_room(model, prompt_ids, args.max_new_tokens)
+        rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
+        new_ids: list[int] = []
+        answer = ""
+        try:
+            for piece in stream(tokenizer, prompt_ids, (new_ids.append(id) or id for [id] in rows), echo=False):
+                print(piece, end="", flush=True)
+                answer += piece
+            reason = why_it_ended(model, prompt_ids, len(new_ids), args.max_new_tokens)
+        except KeyboardInterrupt:
+            if prompts:
+                raise
+            reason = "Ctrl-C"
+        print(flush=True)
+        say(f"{len(new_ids)} tokens; stopped at {reason}")
+        messages.append({"role": "assistant", "content": answer})
+
+
+def typed() -> Iterator[str]:
+    """Lines from the terminal, until Ctrl-D; empty ones are passed over."""
+    say("type a message; Ctrl-C stops an answer, Ctrl-D ends the conversation")
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            return
+        except UnicodeDecodeError as error:
+            raise InputError(f"what was typed is not UTF-8 text ({error}); check the terminal's encoding") from error
+        if line.strip():
+            yield line
 
 
 if __name__ == "__main__":

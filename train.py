@@ -156,10 +156,10 @@ def main() -> None:
     import torch
     from tqdm import tqdm
 
-    from generate import generate, sample
     from kernels import load_backend
     from model.checkpoint import save_checkpoint
     from model.config import LlamaConfig
+    from model.generation import generate, sample
     from model.llama import Llama
     from model.tokenizer import load_tokenizer
     from scripts.prepare_data import prepare
@@ -261,10 +261,8 @@ def main() -> None:
     prompt_ids = held_out[: min(16, args.block_size)].tolist()
     n_new = min(100, config.max_position_embeddings - len(prompt_ids))
     generator = torch.Generator(device).manual_seed(args.seed)
-    new_ids = generate(
-        model, prompt_ids, n_new, config.end_ids(), lambda logits: sample(logits, 0.8, 0, 1.0, generator)
-    )
-    print(tokenizer.decode([*prompt_ids, *new_ids]))
+    rows = generate(model, [prompt_ids], n_new, config.end_ids(), lambda logits: sample(logits, 0.8, 0, 1.0, generator))
+    print(tokenizer.decode([*prompt_ids, *(id for [id] in rows)]))
 
 
 if __name__ == "__main__":

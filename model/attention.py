@@ -8,6 +8,7 @@ last `sliding_window` keys up to its own.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -31,22 +32,31 @@ class Span:
     mask: Tensor | None  # (T, S) or (B, 1, T, S)
 
 
-def make_span(config: LlamaConfig, start: int, end: int, device: torch.device, padding: Tensor | None = None) -> Span:
+def make_span(
+    config: LlamaConfig,
+    start: int,
+    end: int,
+    device: torch.device,
+    padding: Tensor | None = None,
+    n_keys: int | None = None,
+) -> Span:
     """The span of tokens start to end - 1, which follow those that the cache holds.
 
-    `padding`, (B,), says how many tokens at the left of each sequence are none; the others count from there.
+    `padding`, (B,), says how many tokens at the left of each sequence are none; the others count from there. With
+    `n_keys` so many of the cache's rows are read and the mask bars the rest: a compiler needs few shapes.
     """
     slots = torch.arange(start, end, device=device)
     window = config.sliding_window or end
-    keys = slice(max(0, start + 1 - window), end)  # from the first that the first query sees
+    # as a rule from the first key that the first query sees
+    keys = slice(max(0, start + 1 - window), end) if n_keys is None else slice(0, n_keys)
     if padding is None:
         rope = rotary_table(slots, config, end)
-        if end - start == 1 or end - start == end <= window:
+        if n_keys is None and (end - start == 1 or end - start == end <= window):
             return Span(rope, slots, keys, None)  # one query that sees all keys, or as many queries as keys
         return Span(rope, slots, keys, causal_mask(slots, keys, config.sliding_window))
     rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
     cos, sin = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))  # (B, 1, T, head_dim)
-    key = torch.arange(keys.start, end, device=device)
+    key = torch.arange(keys.start, keys.stop, device=device)
     seen = causal_mask(slots, keys, config.sliding_window) & (key >= padding[:, None, None, None])
     seen = seen | (key == slots[:, None])  # padding sees itself, since a softmax over nothing is NaN
     return Span((cos, sin), slots, keys, seen)
@@ -75,6 +85,12 @@ class KVCache:
         self.k.index_copy_(2, span.slots, k)
         self.v.index_copy_(2, span.slots, v)
         return self.k[:, :, span.keys], self.v[:, :, span.keys]
+
+    def first(self, n_keys: int) -> KVCache:
+        """The same memory, as a cache of the first `n_keys` rows."""
+        part = copy(self)
+        part.k, part.v = self.k[:, :, :n_keys], self.v[:, :, :n_keys]
+        return part
 
 
 class Attention(nn.Module):

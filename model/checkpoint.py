@@ -28,7 +28,7 @@ from torch import Tensor
 from kernels import Backend, InputError, load_backend
 from model import published
 from model.command import Parser, run, say
-from model.config import LlamaConfig, read_json_object
+from model.config import LlamaConfig, as_list, is_id, read_json_object
 from model.llama import Llama
 from model.tokenizer import Tokenizer
 
@@ -104,7 +104,8 @@ def load_checkpoint(
                 weight = published.halves_from_pairs(weight, config.num_key_value_heads)
             tensors[name] = weight
     if config.tie_word_embeddings and "lm_head.weight" in tensors:  # some writers store the embedding twice
-        if not torch.equal(tensors.pop("lm_head.weight"), tensors["embed_tokens.weight"]):
+        head = tensors.pop("lm_head.weight")
+        if not torch.equal(head, tensors["embed_tokens.weight"]):
             say(f"{folder}: lm_head.weight differs from the embedding that it is tied to, and is ignored")
     model.load_state_dict(tensors, assign=True)
     return model.eval()
@@ -114,6 +115,15 @@ def load_config(folder: str | Path, rms_norm_eps: float | None = None) -> LlamaC
     """The config of a checkpoint directory, checked against the shapes of its tensors. Raises InputError."""
     with ExitStack() as opened:
         return _open(Path(folder), opened, torch.device("cpu"), rms_norm_eps)[0]
+
+
+def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
+    """The ids that end a text, from config.json and generation_config.json, which may name others."""
+    path = Path(folder) / "generation_config.json"
+    ids = as_list(read_json_object(path).get("eos_token_id")) if path.exists() else []
+    if unfit := [id for id in ids if id is not None and not is_id(id)]:
+        raise InputError(f"{path}: eos_token_id holds {unfit[0]!r}; expected a token id or a list of them")
+    return config.end_ids() | set(ids) - {None}
 
 
 def _open(

@@ -1,0 +1,95 @@
+"""One decoding step, compiled: the kernels of a layer are fused, and weights stream from memory.
+
+A step for one token is bound by the reading of the weights. On a CPU one layer is compiled and called for all of them,
+which takes seconds where the whole model takes minutes; on a GPU the whole model becomes a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import GraphModule
+
+from model.attention import KVCache, Span, make_span
+from model.llama import Block, Llama
+
+BLOCK = 64  # keys are read in blocks of so many, so that the mask's shape seldom changes
+
+
+def compile_step(model: Llama) -> Callable[..., Tensor]:
+    """A stand-in for `model` where every sequence gets one more token: (B, 1) -> logits (B, 1, vocab_size).
+
+    It takes what Llama.forward takes, caches included. The first call compiles.
+    """
+    on_cpu = model.embed_tokens.weight.device.type == "cpu"
+    run = _layer_by_layer(model) if on_cpu else torch.compile(model.run, mode="reduce-overhead", dynamic=False)
+
+    def step(tokens: Tensor, caches: list[KVCache], logits_to_keep: int = 1, padding: Tensor | None = None) -> Tensor:
+        start, capacity = caches[0].length, caches[0].k.size(2)
+        if on_cpu:
+            n_keys = min(capacity, (start // BLOCK + 1) * BLOCK)
+            read = [cache.first(n_keys) for cache in caches]
+        else:  # a CUDA graph has one shape, and writes to the memory that it was recorded with
+            n_keys, read = capacity, caches
+            for cache in caches:
+                torch._dynamo.mark_static_address(cache.k)
+                torch._dynamo.mark_static_address(cache.v)
+        logits = run(tokens, make_span(model.config, start, start + 1, tokens.device, padding, n_keys), read)
+        for cache in caches:
+            cache.length = start + 1
+        return logits
+
+    return step
+
+
+def _layer_by_layer(model: Llama) -> Callable[[Tensor, Span, list[KVCache]], Tensor]:
+    block = torch.compile(Block.forward, backend=_inductor)
+    last = torch.compile(_last, backend=_inductor)
+    head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+
+    def run(tokens: Tensor, span: Span, caches: list[KVCache]) -> Tensor:
+        torch._dynamo.mark_dynamic(span.mask, span.mask.dim() - 1)
+        span.keys = slice(None)  # the caches are cut to them
+        x = model.embed_tokens(tokens)  # (B, 1, hidden_size)
+        residual = torch.zeros_like(x)  # for the first layer too, so that all are the same to the compiler
+        for layer, cache in zip(model.layers, caches, strict=True):
+            torch._dynamo.mark_dynamic(cache.k, 2)
+            torch._dynamo.mark_dynamic(cache.v, 2)
+            x, residual = block(layer, x, residual, span, cache)
+        return last(model.norm, head, x, residual)
+
+    return run
+
+
+def _last(norm: nn.Module, head: Tensor, x: Tensor, residual: Tensor) -> Tensor:
+    return F.linear(norm(x, residual)[0], head)
+
+
+def _inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:
+    """Inductor, which turns the product of one row and a weight into a sum of its own.
+
+    It reads a float32 weight about as fast as memory gives it, where the library's product reaches half of that.
+    """
+    decompositions = select_decomp_table() | {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
+    # The rounding of a norm's x_hat is kept, as in kernels/compiled.py.
+    return compile_fx(graph, inputs, config_patches={"emulate_precision_casts": True}, decompositions=decompositions)
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """(1, K) times (K, N), the transposed weight; NotImplemented leaves more rows to the library."""
+    if a.size(0) != 1:
+        return NotImplemented
+    row = a.float()
+    row = row.as_strided(row.size(), row.stride())  # is kept in memory then, not converted again for every output
+    return (b.t().float() * row).sum(-1)[None].to(a.dtype)
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    product = _mm(a, b)
+    return product if product is NotImplemented else bias + product
