@@ -55,9 +55,10 @@ def parse_args() -> argparse.Namespace:
 def read_prompts(given: list[str] | None) -> list[str]:
     """The prompts of the command line, or standard input if it is a pipe or a file. Raises InputError if not UTF-8."""
     if given is None:
-        if sys.stdin is None or sys.stdin.closed:
+        try:
+            kind = os.fstat(sys.stdin.fileno()).st_mode
+        except (AttributeError, OSError, ValueError):  # there is none, as under some supervisors, or it is closed
             return []
-        kind = os.fstat(sys.stdin.fileno()).st_mode
         if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
             return []
         try:

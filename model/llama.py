@@ -84,7 +84,7 @@ class Llama(nn.Module):
         """
         start = caches[0].length if caches else 0
         end = start + tokens.size(1)
-        if end > self.config.context_length:
+        if end - (0 if padding is None else int(padding.max())) > self.config.context_length:
             raise ValueError(f"{end} positions, and the model's context length is {self.config.context_length}")
         if caches and end > caches[0].k.size(2):
             raise ValueError(f"the cache holds {caches[0].k.size(2)} positions and is asked to hold {end}")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,11 +75,16 @@ def make_model():
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
-    """Call a command's main with arguments: (exit code, stdout, stderr)."""
+def command(monkeypatch, capsys, tmp_path_factory):
+    """Call a command's main with arguments: (exit code, stdout, stderr). Standard input is bytes in a file, or none."""
 
-    def call(main, *arguments):
+    def call(main, *arguments, stdin=None):
+        path = Path(os.devnull)
+        if stdin is not None:
+            path = tmp_path_factory.mktemp("stdin") / "stdin"
+            path.write_bytes(stdin)
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", path.open())
         capsys.readouterr()
         code = 0
         try:

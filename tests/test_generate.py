@@ -1,7 +1,6 @@
-"""Sampling against plain Python, generation against uncached greedy decoding, and the command as it is typed."""
+"""The command as it is typed, against greedy decoding written out."""
 
 import json
-import math
 import re
 import shutil
 from dataclasses import replace
@@ -11,105 +10,15 @@ import pytest
 import torch
 
 import kernels
-from generate import generate, main, sample
+from generate import main
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
 from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.conftest import CPU
+from tests.test_generation import greedy
 
 PROMPT = "once\n  upon 🙂"
-LOGITS = [0.3, -1.0, 2.0, 0.9, -0.2, 1.4, -3.0]
-TIED = [1.0, 0.0, 1.0, 0.0, 1.0, -1.0]
-
-
-def greedy(model: Llama, ids: list[int], n_new: int, n_ids: int | None = None) -> list[int]:
-    """Every token from a forward over all tokens before it, without a cache."""
-    ids = list(ids)
-    with torch.no_grad():
-        for _ in range(n_new):
-            ids.append(model(torch.tensor([ids]))[0, -1, :n_ids].argmax().item())
-    return ids[-n_new:]
-
-
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(-1)
-
-
-def allowed(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
-    """The ids that may be drawn, with their probabilities: top-k (ties with the k-th stay), then top-p of the rest."""
-    order = sorted(range(len(logits)), key=lambda id: -logits[id])
-    kth = logits[order[min(top_k or len(logits), len(logits)) - 1]]
-    weights = {id: math.exp(logits[id] / temperature) for id in order if logits[id] >= kth}
-    total, kept = sum(weights.values()), {}
-    for id, weight in weights.items():
-        if sum(kept.values()) < top_p * total:
-            kept[id] = weight
-    return {id: weight / sum(kept.values()) for id, weight in kept.items()}
-
-
-@pytest.mark.parametrize(
-    ("logits", "temperature", "top_k", "top_p"),
-    [
-        (LOGITS, 1.0, 0, 1.0),
-        (LOGITS, 0.5, 0, 1.0),
-        (LOGITS, 1.7, len(LOGITS), 1.0),
-        (LOGITS, 1.0, len(LOGITS) + 100, 1.0),
-        (LOGITS, 1.0, 1, 1.0),
-        (TIED, 1.0, 1, 1.0),
-        (TIED, 1.0, 4, 1.0),
-        (LOGITS, 1.0, 0, 1e-9),
-        (LOGITS, 1.0, 0, 0.6),
-        (LOGITS, 0.7, 0, 0.9),
-        (LOGITS, 1.0, 4, 0.8),
-    ],
-)
-def test_tokens_are_drawn_as_often_as_their_probability_says(logits, temperature, top_k, top_p):
-    n = 20_000
-    rows = torch.tensor(logits).expand(n, -1)
-    drawn = sample(rows, temperature, top_k, top_p, torch.Generator().manual_seed(0))
-    assert drawn.shape == (n,)
-    counts = torch.bincount(drawn, minlength=len(logits)).tolist()
-    expected = allowed(logits, temperature, top_k, top_p)
-    for id, count in enumerate(counts):
-        p = expected.get(id, 0.0)
-        # Five standard deviations of a binomial count; none at all where p is 0 or 1.
-        assert abs(count - n * p) <= 5 * math.sqrt(n * p * (1 - p)) + 1e-6
-
-
-def test_temperature_0_takes_the_likeliest_and_draws_nothing():
-    generator = torch.Generator().manual_seed(3)
-    state = generator.get_state()
-    logits = torch.tensor([LOGITS, LOGITS[::-1]])
-    assert sample(logits, 0.0, 3, 0.5, generator).tolist() == [2, 4]
-    assert torch.equal(generator.get_state(), state)
-
-
-@pytest.mark.parametrize("temperature", [1e-9, 1e-300, 5e-324])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tiny_temperature_takes_the_likeliest(temperature, dtype):
-    logits = torch.tensor([LOGITS, LOGITS[::-1]], dtype=dtype) * 100
-    assert sample(logits, temperature, 0, 1.0, torch.Generator().manual_seed(0)).tolist() == [2, 4]
-
-
-@pytest.mark.parametrize("n_prompt", [1, 9])
-def test_generation_is_greedy_decoding_without_a_cache(config, make_model, n_prompt):
-    model, prompt = make_model(config), list(range(3, 3 + n_prompt))
-    assert list(generate(model, prompt, 20, set(), likeliest)) == greedy(model, prompt, 20)
-
-
-def test_an_end_id_stops_and_is_not_given_out(config, make_model):
-    model = make_model(config)
-    ids = greedy(model, [5, 6], 20)
-    stop = ids.index(ids[7])
-    assert list(generate(model, [5, 6], 20, {ids[stop], 60}, likeliest)) == ids[:stop]
-
-
-def test_one_call_leaves_nothing_for_the_next(config, make_model):
-    model = make_model(config)
-    first = list(generate(model, [7], 10, set(), likeliest))
-    list(generate(model, list(range(40)), 10, set(), likeliest))
-    assert list(generate(model, [7], 10, set(), likeliest)) == first
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +50,7 @@ def text_of(folder: Path, prompt: str, n_new: int, **options) -> str:
 @pytest.fixture
 def write(command, checkpoint):
     """Run the command: up to 20 tokens from the checkpoint, unless the arguments say otherwise."""
-    return lambda *arguments: command(main, "--ckpt", checkpoint, "--max-new-tokens", 20, *arguments)
+    return lambda *arguments, **given: command(main, "--ckpt", checkpoint, "--max-new-tokens", 20, *arguments, **given)
 
 
 def changed(checkpoint: Path, folder: Path, **values) -> Path:
@@ -223,13 +132,152 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, che
     assert f"{tokenizer.vocab_size - 1} rows" in err
 
 
-def test_the_context_can_be_filled_but_not_passed(write, checkpoint):
+def test_the_context_is_filled_and_not_passed(write, checkpoint):
+    """C03: the last position is 63."""
     n_prompt = len(load_tokenizer(checkpoint).encode(PROMPT, bos=True))
     arguments = ["--prompt", PROMPT, "--temperature", 0, "--max-new-tokens"]
-    assert write(*arguments, 64 - n_prompt)[1] == text_of(checkpoint, PROMPT, 64 - n_prompt)
-    code, _, err = write(*arguments, 65 - n_prompt)
+    code, out, err = write(*arguments, 1000)
+    assert (code, out) == (0, text_of(checkpoint, PROMPT, 64 - n_prompt))
+    assert "stopped at the full context (64 tokens)" in err
+    assert "stopped at --max-new-tokens" in write(*arguments, 63 - n_prompt)[2]
+
+
+@pytest.mark.parametrize("flags", [[], ["--chat"]])
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(write, chat_checkpoint, flags):
+    code, out, err = write("--ckpt", chat_checkpoint, "--prompt", "once upon a time " * 30, *flags)
+    assert (code, out) == (2, "")
+    assert "the model's context 64" in err
+    assert re.search(r"the prompt has \d+ tokens", err)
+
+
+def test_standard_input_is_a_prompt(write, checkpoint):
+    expected = text_of(checkpoint, PROMPT + "\n", 20)
+    assert write("--temperature", 0, stdin=(PROMPT + "\n").encode())[:2] == (0, expected)
+    assert write("--temperature", 0, "--prompt", PROMPT, stdin=b"not read")[1] == text_of(checkpoint, PROMPT, 20)
+    code, _, err = write(stdin=b"\xff\xfe")
     assert code == 2
-    assert {str(n_prompt), str(65 - n_prompt), "64"} <= set(re.findall(r"\d+", err))
+    assert "standard input is not UTF-8" in err
+
+
+def parts(out: str) -> list[str]:
+    return [part.split(" ---\n")[1] for part in out.split("--- ")[1:] if " ---\n" in part]
+
+
+def test_several_prompts_are_one_batch_that_writes_what_each_writes_alone(write, checkpoint):
+    prompts = [PROMPT, "a", "there was a lily, once"]
+    given = [part for prompt in prompts for part in ("--prompt", prompt)]
+    code, out, _ = write(*given, "--temperature", 0)
+    assert code == 0
+    assert out == "".join(f"--- {i} of 3 ---\n{text_of(checkpoint, p, 20)}" for i, p in enumerate(prompts, 1))
+
+
+def test_samples_differ_and_each_is_the_run_of_its_own_seed(write):
+    code, out, _ = write("--prompt", "once", "--num-samples", 3, "--seed", 11)
+    alone = [write("--prompt", "once", "--seed", seed)[1] for seed in (11, 12, 13)]
+    assert code == 0
+    assert out == "".join(f"--- {i} of 3 ---\n{text}" for i, text in enumerate(alone, 1))
+    assert len(set(alone)) == 3
+
+
+@pytest.mark.parametrize("ids", [5, [2, 5], [5, None], None])
+def test_generation_config_may_name_more_end_ids(write, checkpoint, tmp_path, ids):
+    """C14: the union of both files and the tokenizer; here the sixth greedy token takes the place of 5."""
+    model, tokenizer = load(checkpoint)
+    new = greedy(model, [tokenizer.bos_id], 20)
+    ids = new[5] if ids == 5 else [new[5] if id == 5 else id for id in ids] if ids else ids
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    _, out, err = write("--ckpt", tmp_path, "--temperature", 0)
+    n_new = new.index(new[5]) if ids else 20
+    assert out == tokenizer.decode(new[:n_new]) + "\n"
+    assert ("stopped at the end token" in err) == bool(ids)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"eos_token_id": "2"}', b'{"eos_token_id": [-1]}', b"\xff"])
+def test_a_damaged_generation_config_is_refused_with_its_path(write, checkpoint, tmp_path, damage):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_bytes(damage)
+    code, _, err = write("--ckpt", tmp_path)
+    assert (code, err.count("\n")) == (2, 2)  # the line on the run's settings comes first
+    assert str(tmp_path / "generation_config.json") in err
+
+
+def test_damaged_weights_are_named_at_the_first_token(write, checkpoint, tmp_path):
+    model, tokenizer = load(checkpoint)
+    model.norm.weight.data[3] = float("nan")
+    save_checkpoint(tmp_path, model, tokenizer)
+    code, _, err = write("--ckpt", tmp_path)
+    assert code == 2
+    assert "logits of new token 1 hold NaN" in err
+
+
+@pytest.fixture
+def chat_checkpoint(checkpoint, tmp_path) -> Path:
+    folder = tmp_path / "chat"
+    shutil.copytree(checkpoint, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}lily:{% endif %}"
+    )
+    return folder
+
+
+def chat_text(folder: Path, conversation: str, n_new: int) -> tuple[str, list[int]]:
+    """The greedy answer to a conversation written out, with BOS once."""
+    model, tokenizer = load(folder)
+    ids = tokenizer.encode(conversation, bos=True)
+    new = greedy(model, ids, n_new, tokenizer.vocab_size)
+    return tokenizer.decode(ids + new).removeprefix(conversation), ids
+
+
+@pytest.mark.parametrize("how", ["--prompt", "stdin"])
+def test_a_chat_answers_in_the_checkpoints_own_format(write, chat_checkpoint, how):
+    arguments = ["--ckpt", chat_checkpoint, "--chat", "--temperature", 0, "--max-new-tokens", 6, "--system", "upon"]
+    given = {"stdin": b"a"} if how == "stdin" else {}
+    code, out, err = write(*arguments, *([] if given else ["--prompt", "a"]), **given)
+    assert (code, out) == (0, chat_text(chat_checkpoint, "system: upon\nuser: a\nlily:", 6)[0] + "\n")
+    assert "6 tokens; stopped at --max-new-tokens" in err
+
+
+def test_a_conversation_holds_what_was_said(write, chat_checkpoint):
+    first, _ = chat_text(chat_checkpoint, "user: a\nlily:", 3)
+    second, _ = chat_text(chat_checkpoint, f"user: a\nassistant: {first}\nuser: b\nlily:", 3)
+    arguments = ["--ckpt", chat_checkpoint, "--chat", "--temperature", 0, "--max-new-tokens", 3]
+    assert write(*arguments, "--prompt", "a", "--prompt", "b")[:2] == (0, f"{first}\n{second}\n")
+
+
+def test_a_chat_without_a_template_is_refused(write):
+    code, out, err = write("--chat", "--prompt", "a")
+    assert (code, out) == (2, "")
+    assert "chat template" in err
+
+
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program(write, chat_checkpoint, monkeypatch):
+    typed = iter(["a", "", "b"])
+    monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or raise_(EOFError))
+    typed = iter(["a", "b"])
+    calls = []
+    forward = Llama.forward
+
+    def interrupted(*arguments, **options):
+        calls.append(None)
+        if len(calls) == 3:  # the first answer's third token
+            raise KeyboardInterrupt
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(Llama, "forward", interrupted)
+    arguments = ["--ckpt", chat_checkpoint, "--chat", "--temperature", 0, "--max-new-tokens", 3]
+    code, out, err = write(*arguments)
+    monkeypatch.setattr(Llama, "forward", forward)
+    first, _ = chat_text(chat_checkpoint, "user: a\nlily:", 2)
+    second, _ = chat_text(chat_checkpoint, f"user: a\nassistant: {first}\nuser: b\nlily:", 3)
+    assert (code, out) == (0, f"{first}\n{second}\n")
+    assert "2 tokens; stopped at Ctrl-C" in err
+    assert "3 tokens; stopped at --max-new-tokens" in err
+
+
+def raise_(error):
+    raise error
 
 
 @pytest.mark.parametrize(
@@ -244,6 +292,9 @@ def test_the_context_can_be_filled_but_not_passed(write, checkpoint):
         (["--norm-eps", "0"], "argument --norm-eps: '0'"),
         (["--norm", "layer"], "'layer'; use one of: reference, torch, compile, triton, auto"),
         (["--ckpt", "no/such/folder"], "no/such/folder"),
+        (["--num-samples", "0"], "argument --num-samples: '0'"),
+        (["--seed", str(2**63)], "--seed is 9223372036854775808"),
+        (["--system", "be kind"], "--chat"),
         (["--prompt", "\udcff"], "UTF-8"),  # how Python hands on an argument that isn't UTF-8
     ],
 )
