@@ -293,8 +293,14 @@ def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer, shar
             shutil.copymode(partial["config.json"], partial[name])  # safetensors makes it private
         for name in writers:
             partial[name].replace(folder / name)
-        for pattern in ("model.safetensors", INDEX, "model-*-of-*.safetensors", "weights-*-of-*.safetensors"):
-            for old in folder.glob(pattern):
+        for pattern in (
+            "*.partial",
+            "model.safetensors",
+            INDEX,
+            "model-*-of-*.safetensors",
+            "weights-*-of-*.safetensors",
+        ):
+            for old in folder.glob(pattern):  # what another save left
                 if old.name not in writers:
                     old.unlink()
     except (OSError, SafetensorError) as error:

@@ -1,5 +1,11 @@
 """model/checkpoint.py: what is saved comes back, the rest of the world reads it, and damage is named."""
 
+import contextlib
+import json
+import random
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import kernels
 from kernels import InputError
 from model import checkpoint
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import INDEX, load_checkpoint, save_checkpoint, to_file_name
 from model.norm import RMSNorm
 from tests.conftest import CPU
 
@@ -200,3 +206,407 @@ def test_a_failed_save_leaves_the_old_checkpoint_alone(saved, config, make_model
     assert str(folder / "model.safetensors") in str(refusal.value)
     assert_same_weights(model, load(folder))
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.model"]
+
+
+# Published directories
+
+
+def theirs_of(config, dtype=torch.float32, **changed):
+    """A random model of transformers with weights that matter."""
+    torch.manual_seed(0)
+    values = config.to_dict() | changed
+    kind = transformers.MistralConfig if values["model_type"] == "mistral" else transformers.LlamaConfig
+    model = transformers.AutoModelForCausalLM.from_config(kind(**values), dtype=dtype).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        else:
+            torch.nn.init.normal_(weight, std=0.1)
+    return model
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}  # fmt: skip
+KINDS = {
+    "attention bias": {"attention_bias": True},
+    "mlp bias": {"mlp_bias": True},
+    "head_dim of its own": {"head_dim": 20},
+    "no groups": {"num_key_value_heads": 4},
+    "one kv head": {"num_key_value_heads": 1},
+    "linear": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 12},
+    "llama3": {"rope_scaling": LLAMA3},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+    "mistral": {"model_type": "mistral", "sliding_window": None},
+    "mistral, window": {"model_type": "mistral", "sliding_window": 5},
+}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_every_kind_of_model_that_transformers_saves_gives_its_logits(tmp_path, config, kind, cached):
+    theirs = theirs_of(config, **KINDS[kind])
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    if not cached:
+        assert_same_logits(ours(TOKENS), theirs(TOKENS).logits)
+        return
+    caches, past = ours.new_cache(3, 20), None
+    for start, end in [(0, 9), (9, 13), *((i, i + 1) for i in range(13, 20))]:
+        answer = theirs(TOKENS[:, start:end], past_key_values=past, use_cache=True)
+        past = answer.past_key_values
+        assert_same_logits(ours(TOKENS[:, start:end], caches), answer.logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_what_was_saved_here_is_the_same_to_transformers(tmp_path, config, kind):
+    theirs_of(config, **KINDS[kind]).save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    save_checkpoint(tmp_path / "ours", ours, TOKENIZER)
+    assert load(tmp_path / "ours").config == ours.config
+    states = [
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("ours", "theirs")
+    ]
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+    reloaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert_same_logits(ours(TOKENS), reloaded(TOKENS).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_shards_load_by_their_index(tmp_path, config, dtype):
+    theirs = theirs_of(config, dtype)
+    theirs.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    (tmp_path / "unrelated.safetensors").write_bytes(b"not listed, so not read")
+    ours = load(tmp_path)
+    assert ours.embed_tokens.weight.dtype == dtype
+    assert_same_logits(ours(TOKENS), theirs(TOKENS).logits)
+
+
+def reindex(folder, change):
+    index = json.loads((folder / INDEX).read_text())
+    change(index["weight_map"])
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(), "model-00002-of-00004.safetensors"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="../outside.safetensors")), "'../outside.safetensors'"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="/etc/passwd")), "'/etc/passwd'"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="..")), "'..'"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="")), "''"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="a\0.safetensors")), "'a\\x00.safetensors'"),
+        (lambda folder: reindex(folder, lambda m: m.update(x=3)), "no weight_map"),
+        (lambda folder: reindex(folder, lambda m: m.clear()), "tensors are missing"),
+        (lambda folder: (folder / INDEX).write_text("[]"), "a list"),
+        (lambda folder: (folder / INDEX).write_text("{}"), "no weight_map"),
+        (lambda folder: (folder / INDEX).write_text("{"), "JSON"),
+    ],
+)
+def test_an_index_that_misses_files_or_leaves_the_directory_is_refused(tmp_path, config, change, named):
+    """A07"""
+    theirs_of(config).save_pretrained(tmp_path, max_shard_size="80KB")
+    assert (tmp_path / "model-00002-of-00004.safetensors").exists()
+    save_file({"x": torch.ones(2)}, tmp_path.parent / "outside.safetensors")
+    change(tmp_path)
+    assert_refused(tmp_path, named)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path, config):
+    theirs_of(config).save_pretrained(tmp_path, max_shard_size="80KB")
+    path = tmp_path / "model-00004-of-00004.safetensors"
+    save_file(load_file(path) | {"module.model.norm.weight": torch.ones(48)}, path)
+    assert_refused(tmp_path, "norm.weight", "each tensor once")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module.", "model."]
+)
+@pytest.mark.parametrize("bare", [False, True])
+def test_prefixes_of_wrappers_are_stripped(saved, prefix, bare):
+    """A24: in any order, with and without the leading `model.`"""
+    model, folder = saved()
+
+    def wrap(tensors):
+        for name in list(tensors):
+            tensors[prefix + (name.removeprefix("model.") if bare else name)] = tensors.pop(name)
+
+    change_tensors(folder, wrap)
+    assert_same_weights(model, load(folder))
+
+
+@pytest.mark.parametrize("inside", ["model.layers.1._orig_mod.", "model.layers.1.module."])
+def test_a_prefix_inside_a_name_is_not_stripped(saved, inside):
+    _, folder = saved()
+    name = "model.layers.1.input_layernorm.weight"
+    change_tensors(folder, lambda t: t.update({inside + "input_layernorm.weight": t.pop(name)}))
+    assert_refused(folder, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rope.freqs", "model.rotary_emb.inv_freq"]
+)
+def test_stored_rotary_buffers_are_ignored(saved, name):
+    """A09"""
+    model, folder = saved()
+    change_tensors(folder, lambda tensors: tensors.update({name: torch.full((6,), 9.0)}))
+    assert_same_weights(model, load(folder))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "called"),
+    [(torch.float8_e4m3fn, "F8_E4M3"), (torch.float8_e5m2, "F8_E5M2"), (torch.int8, "I8"), (torch.int32, "I32")],
+)
+def test_quantised_weights_are_refused_by_name(saved, dtype, called):
+    _, folder = saved()
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    assert_refused(folder, name, called)
+
+
+def test_dtypes_may_differ_in_the_norms_alone(saved):
+    model, folder = saved(torch.bfloat16)
+    norms = [name for name, _ in model.named_parameters() if name.endswith("norm.weight")]
+    change_tensors(folder, lambda t: t.update({to_file_name(name): t[to_file_name(name)].float() for name in norms}))
+    logits = load(folder)(TOKENS)
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(logits, model(TOKENS))
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"].float()}))
+    assert_refused(folder, "lm_head.weight is F32", "BF16", "--dtype")
+    assert load(folder, dtype=torch.float32).lm_head.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "last.ckpt", "model.gguf"])
+def test_other_formats_are_named_and_not_opened(saved, name):
+    """The file would write another one if it were unpickled."""
+    _, folder = saved()
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(b"cposix\nsystem\n(S'touch " + bytes(folder / "opened") + b"'\ntR.")
+    assert_refused(folder, name, "save_pretrained")
+    assert not (folder / "opened").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file[:-8], "incomplete"),
+        (lambda _: LFS_POINTER, "Git LFS pointer"),
+        (lambda _: b"", "empty"),
+        (lambda file: file[:4], "incomplete"),
+        (lambda file: b"\xff" * 8 + file[8:], "incomplete"),
+    ],
+)
+def test_damage_is_told_apart(saved, damage, said):
+    """A22"""
+    _, folder = saved()
+    path = folder / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    assert_refused(folder, str(path), said)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 4, 10**6])
+def test_another_number_of_layers_is_refused_at_once(saved, n_layers):
+    _, folder = saved()
+    config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": n_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_refused(folder, "tensors")
+
+
+# Saving in shards
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_model_above_the_limit_is_saved_in_shards_that_both_load(saved, dtype):
+    model, folder = saved(dtype)
+    save_checkpoint(folder, model, TOKENIZER, shard_bytes=40_000)
+    names = [path.name for path in sorted(folder.iterdir())]
+    shards = [name for name in names if name.startswith("model-")]
+    assert names == ["config.json", *shards, INDEX, "tokenizer.model"]
+    assert len(shards) > 2
+    tensors = [load_file(folder / name) for name in shards]
+    assert all(sum(t.nbytes for t in part.values()) <= 40_000 for part in tensors)
+    assert_same_weights(model, load(folder))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(theirs.state_dict()[to_file_name(name)], weight)
+    index = json.loads((folder / INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(weight.nbytes for weight in model.state_dict().values())
+
+
+def test_saving_again_leaves_one_set_of_weights(saved, make_model, config):
+    _, folder = saved()
+    for i, shard_bytes in enumerate([40_000, 40_000, 30_000, 10**9, 40_000, 10**9]):
+        model = make_model(config, seed=i)
+        save_checkpoint(folder, model, TOKENIZER, shard_bytes)
+        assert_same_weights(model, load(folder))
+        listed = {path.name for path in checkpoint._weight_files(folder)}
+        assert {path.name for path in folder.glob("*.safetensors")} == listed
+        assert (folder / INDEX).exists() == (len(listed) > 1)
+        assert not list(folder.glob("*.partial"))
+
+
+def stop_before_call(monkeypatch, number):
+    """KeyboardInterrupt, which nothing here catches, in place of the numberth rename or removal from now on."""
+    calls = iter(range(number + 1))
+
+    def counted(function):
+        def call(*arguments, **options):
+            if next(calls, number) == number:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(checkpoint.Path, name, counted(getattr(checkpoint.Path, name)))
+
+
+@pytest.mark.parametrize("sizes", [(40_000, 40_000), (10**9, 40_000), (40_000, 10**9), (10**9, 10**9)])
+def test_at_every_moment_of_a_save_one_whole_model_is_there(saved, make_model, config, monkeypatch, sizes):
+    """D17: the save stops before each rename and each removal in turn; the directory is loaded, and saved to again."""
+    models = [make_model(config, seed=seed) for seed in (1, 2)]
+    found = []
+    while len(found) < 3 or found[-1] == found[-2] == 0 or found[-2] == 0:
+        _, folder = saved()
+        save_checkpoint(folder, models[0], TOKENIZER, sizes[0])
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            stop_before_call(patch, len(found))
+            save_checkpoint(folder, models[1], TOKENIZER, sizes[1])
+        weights = [model.state_dict() for model in (load(folder), *models)]
+        same = [all(torch.equal(weights[0][name], w[name]) for name in weights[0]) for w in weights[1:]]
+        assert sum(same) == 1, f"stopped before call {len(found)}: neither the old model nor the new one"
+        found.append(same.index(True))
+        save_checkpoint(folder, models[0], TOKENIZER, sizes[0])
+        assert_same_weights(models[0], load(folder))
+        assert not list(folder.glob("*.partial"))
+        shutil.rmtree(folder)
+    assert found == sorted(found)  # first the old one, from some moment on the new one
+
+
+# Memory, and looking without loading
+
+MEASURE = """
+import sys, torch, kernels
+from model.checkpoint import load_checkpoint
+def resident():
+    with open("/proc/self/status") as status:
+        return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in status if line.startswith("Vm")}
+norm = kernels.load_backend("torch", torch.device("cpu"))
+load_checkpoint(sys.argv[1], norm, torch.device("cpu"))  # what the first call imports and allocates
+before = resident()["VmRSS"]
+model = load_checkpoint(sys.argv[2], norm, torch.device("cpu"))
+total = sum(weight.sum() for weight in model.parameters())  # every page is read
+print(resident()["VmHWM"] - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_loading_takes_no_more_memory_than_the_file(tmp_path, config, make_model):
+    small, large = make_model(config), make_model(replace(config, vocab_size=400_000))  # 2 x 77 MB
+    save_checkpoint(tmp_path / "small", small, TOKENIZER)
+    save_checkpoint(tmp_path / "large", large, TOKENIZER)
+    n_bytes = (tmp_path / "large" / "model.safetensors").stat().st_size
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "small"), str(tmp_path / "large")]
+    peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 0.9 * n_bytes < peak < 1.15 * n_bytes
+
+
+def test_inspection_shows_shapes_eps_and_count_and_reads_no_weight(saved, command, monkeypatch):
+    model, folder = saved(torch.bfloat16)
+    monkeypatch.setattr(checkpoint.Stored, "read", None)
+    code, out, _ = command(checkpoint.main, folder)
+    assert code == 0
+    assert "   1 x model.embed_tokens.weight                     BF16  61 x 48" in out
+    assert "   3 x model.layers.*.self_attn.k_proj.weight        BF16  24 x 48" in out
+    assert "rms_norm_eps: 0.003" in out
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters, rms_norm_eps 0.003" in out
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_inspection_finds_weights_that_are_no_numbers_on_request(saved, command, bad):
+    _, folder = saved()
+    assert command(checkpoint.main, folder, "--finite")[0] == 0
+
+    def spoil(tensors):
+        tensors["model.layers.2.mlp.down_proj.weight"][3, 4] = bad
+
+    change_tensors(folder, spoil)
+    assert command(checkpoint.main, folder)[0] == 0
+    code, _, err = command(checkpoint.main, folder, "--finite")
+    assert code == 2
+    assert "model.layers.2.mlp.down_proj.weight has NaN or infinite" in err
+
+
+# Damage at random
+
+
+def mutate(draw, folder):
+    """One change of a directory that a broken download, disk or script might make."""
+    path = draw.choice([folder / "config.json", *folder.glob("*.safetensors*")])
+    content = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little") if path.suffix == ".safetensors" else len(content)
+    kind = draw.randrange(6)
+    if kind == 0:
+        for _ in range(draw.randrange(1, 4)):
+            content[draw.randrange(min(header, len(content)))] = draw.randrange(256)
+    elif kind == 1:
+        del content[draw.randrange(len(content)) :]
+    elif kind == 2:
+        start = draw.randrange(min(header, len(content)))
+        del content[start : start + draw.randrange(1, 9)]
+    elif kind == 3:
+        start = draw.randrange(min(header, len(content)))
+        content[start:start] = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 9)))
+    elif kind == 4:  # another value for a key, still JSON
+        config = json.loads((folder / "config.json").read_text())
+        strange = [
+            None,
+            True,
+            -1,
+            0,
+            1,
+            3,
+            1e-30,
+            1e300,
+            2**62,
+            10**30,
+            "x",
+            "1e400",
+            [],
+            [1],
+            {},
+            {"a": None},
+            "\ud800",
+        ]
+        config[draw.choice([*config, "rope_scaling", "rope_parameters"])] = draw.choice(strange)
+        path, content = folder / "config.json", json.dumps(config).encode()
+    else:  # digits of the header's shapes and offsets
+        digits = [i for i in range(8, min(header, len(content))) if chr(content[i]).isdigit()]
+        for i in draw.sample(digits, min(2, len(digits))):
+            content[i] = ord(draw.choice("0123456789"))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 40_000])
+def test_a_directory_damaged_at_random_loads_or_ends_in_one_line(saved, tmp_path, shard_bytes):
+    """No other exception, no crash, no hang. Most changes are noticed; some are to a value that may be another."""
+    model, folder = saved()
+    save_checkpoint(folder, model, TOKENIZER, shard_bytes)
+    draw, messages = random.Random(shard_bytes), []
+    for _ in range(150):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        mutate(draw, copy)
+        try:
+            load(copy)
+        except InputError as error:
+            messages.append(str(error))
+        shutil.rmtree(copy)
+    assert 75 < len(messages) < 150
+    assert [message for message in messages if len(message.splitlines()) > 1 or len(message) > 1000] == []
