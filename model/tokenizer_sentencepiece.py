@@ -18,7 +18,8 @@ class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model, given as the content of its tokenizer.model. Raises RuntimeError when it isn't one.
 
     Text is encoded as sentencepiece does, so LLaMA's models put a space before it, also before one that begins with a
-    space (there transformers doesn't). After an added or control token they do so if the checkpoint says `legacy`.
+    space. (transformers 5 leaves it out there, and divides runs of spaces otherwise.) After an added or control token
+    they put it if the checkpoint says `legacy`.
     """
 
     def __init__(self, proto: bytes, config: TokenizerConfig | None = None) -> None:
