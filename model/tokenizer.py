@@ -1,6 +1,7 @@
 """Tokenizers: encode, decode, and decode while the ids are still coming; sentencepiece's are trained here, too.
 
-A checkpoint directory brings a tokenizer.model, sentencepiece's, or a tokenizer.json, which tokenizer_json.py reads.
+A checkpoint directory brings a tokenizer.model, which tokenizer_sentencepiece.py reads, or a tokenizer.json, which
+tokenizer_json.py does.
 """
 
 from __future__ import annotations
@@ -8,18 +9,14 @@ from __future__ import annotations
 import codecs
 import io
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
-
-import sentencepiece
 
 from kernels import InputError
 from model.tokenizer_files import AddedToken, TokenizerConfig, read_file
-from model.tokenizer_text import AS_TEXT, SPACE, Cuts, Splitter
+from model.tokenizer_text import AS_TEXT, Splitter
 
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text
 PART = 2**16  # characters that encode_parts takes at a time; sentencepiece is slower with more
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec.add_dummy_prefix = false: in protobuf, what comes last counts
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -33,13 +30,13 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         raise InputError(f"no tokenizer in {folder}; expected a tokenizer.model or a tokenizer.json")
     config = TokenizerConfig.load(folder)
     if model.exists():
+        from model.tokenizer_sentencepiece import SentencePieceTokenizer
+
         proto = read_file(model)
         try:
             return SentencePieceTokenizer(proto, config)
         except (RuntimeError, ValueError) as error:
-            if (
-                not json.exists()
-            ):  # LLaMA 3 is published with a tiktoken file of that name, and tokenizer.json beside it
+            if not json.exists():  # LLaMA 3 is published with a tiktoken file of that name
                 raise InputError(
                     f"{model} is not a sentencepiece model; put the checkpoint's tokenizer.json beside it, or fetch "
                     "it again if it should be one"
@@ -159,100 +156,6 @@ class TokenStream:
         return self._utf8.decode(b"", final=True)
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model, given as the content of its tokenizer.model. Raises RuntimeError when it isn't one.
-
-    Text is encoded as sentencepiece does, so LLaMA's models put a space before it, also before one that begins with a
-    space (there transformers doesn't). After an added or control token they do so if the checkpoint says `legacy`.
-    """
-
-    def __init__(self, proto: bytes, config: TokenizerConfig | None = None) -> None:
-        config = config or TokenizerConfig({}, [], {}, None, False, None)
-        if not proto:  # the library takes it, and complains at every call
-            raise RuntimeError("empty")
-        self._model = model = sentencepiece.SentencePieceProcessor(model_proto=proto)
-        n_pieces = model.vocab_size()
-        controls = [AddedToken(id, model.id_to_piece(id), True) for id in range(n_pieces) if model.is_control(id)]
-        added = [token for token in config.added if token.id >= n_pieces or not model.is_unknown(token.id)]
-        super().__init__({"tokenizer.model": proto}, config, controls + added)
-        self.vocab_size = max([n_pieces, *(id + 1 for id in self.added)])
-        self._n_pieces = n_pieces
-        self._words = Splitter(token for token in self.added.values() if not token.control)
-        self._legacy = config.legacy
-        # LLaMA's own models put a space before every text, and take it away again when decoding; ours don't.
-        self.drops_space = model.normalize("a").startswith(SPACE)
-        self._byte_ids = {}
-        for id in range(n_pieces):
-            if model.is_byte(id):
-                self._byte_ids[int(model.id_to_piece(id)[1:-1], 16)] = id  # the piece of byte 10 is <0x0A>
-        self.bos_id = self._special_id("bos_token", config, model.bos_id())
-        self.eos_id = self._special_id("eos_token", config, model.eos_id())
-        self.adds_bos = self.bos_id is not None and config.add_bos is not False
-
-    def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
-        """The id of the token that the checkpoint calls so, or else the model's own; the model says -1 for none."""
-        if key in config.names:
-            name = config.names[key]
-            ids = [id for id, token in self.added.items() if token.text == name]
-            return ids[-1] if ids else None
-        if own < 0:
-            return None
-        self.token_names[key] = self._model.id_to_piece(own)
-        return own
-
-    @cached_property
-    def _continued(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model for text that continues another: without the space that LLaMA's put before the first."""
-        return sentencepiece.SentencePieceProcessor(model_proto=self.files["tokenizer.model"] + NO_DUMMY_PREFIX)
-
-    @cached_property
-    def _cuts(self) -> Cuts | None:
-        probe = "  A\n\r\t \ufb01\u2460 e\u0301  "  # changed by any normaliser but the identity, LLaMA's
-        if self._model.normalize(probe) != SPACE * self.drops_space + probe.replace(" ", SPACE):
-            return None
-        pieces = (self._model.id_to_piece(id) for id in range(self._n_pieces) if self._is_text(id))
-        return Cuts(pieces, fuses=not self._byte_ids)
-
-    def _is_text(self, id: int) -> bool:
-        return not (self._model.is_control(id) or self._model.is_unknown(id) or self._model.is_byte(id))
-
-    def _parts(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
-        for start, stretch in self._words.split(text):
-            if isinstance(stretch, AddedToken):
-                yield [stretch.id]
-                continue
-            begin = 0
-            while begin < len(stretch):
-                end = begin + size
-                if end < len(stretch):
-                    end = self._cuts(stretch, end) if self._cuts else len(stretch)
-                spaced = begin == 0 and (self._legacy or (first and start == 0))
-                yield self._encode(stretch[begin:end], self._model if spaced else self._continued)
-                begin = end
-
-    def _middle(self, text: str) -> list[int]:
-        return self._encode(text, self._continued)
-
-    def _encode(self, text: str, model: sentencepiece.SentencePieceProcessor) -> list[int]:
-        if SPACE not in text or not self._byte_ids or self.drops_space:
-            return model.encode(text)
-        ids = []
-        for i, part in enumerate(text.split(SPACE)):
-            if i:
-                ids += [self._byte_ids[byte] for byte in SPACE.encode()]
-            ids += model.encode(part)
-        return ids
-
-    def _piece_bytes(self, id: int) -> bytes:
-        if id in self.added:
-            return self.added[id].text.encode()
-        if id >= self._n_pieces or self._model.is_unknown(id):
-            return UNKNOWN
-        if self._model.is_byte(id):
-            return bytes([int(self._model.id_to_piece(id)[1:-1], 16)])
-        return self._model.id_to_piece(id).replace(SPACE, " ").encode()
-
-
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-pair encoding of `texts` in LLaMA's manner: byte fallback, single digits, nothing normalised away.
 
@@ -260,6 +163,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     text may be encoded in parts that end with one. Raises InputError when vocab_size can't hold the 256 bytes, the
     3 special tokens and the characters that make up 99.95 % of the text.
     """
+    import sentencepiece
+
+    from model.tokenizer_sentencepiece import SentencePieceTokenizer
+
     proto = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

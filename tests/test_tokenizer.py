@@ -9,7 +9,8 @@ import pytest
 import sentencepiece
 
 from kernels import InputError
-from model.tokenizer import SentencePieceTokenizer, Tokenizer, TokenStream, load_tokenizer, train_tokenizer
+from model.tokenizer import Tokenizer, TokenStream, load_tokenizer, train_tokenizer
+from model.tokenizer_sentencepiece import SentencePieceTokenizer
 from tests.tokenizer_makers import byte_level
 
 TEXT = "once upon a time there was a lily\n\n    in 2024:\t「漢字」 and café\nonce upon a time, 1999 lilies\n" * 20

@@ -180,6 +180,18 @@ def test_added_words_apply_as_transformers_applies_them(folder, tmp_path):
         assert chat == theirs.encode("[INST]" + text, add_special_tokens=False)
 
 
+def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_path):
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    flags = [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {}]
+    for name, given in zip(["[L]", "[R]", "word", "[R][L]"], flags, strict=True):  # the last, the longest, holds others
+        model.add_special_tokens([AddedToken(name, normalized=False, **given)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a [L] b", "a \n[R] \n b", "a word b", "awordb word", "a[R][L]b", " [L][R] ", "[L] [R] [L]  a"):
+        assert ours.encode_with_control_tokens(text) == theirs.encode(text, add_special_tokens=False), text
+
+
 def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
     def nothing(spec):
         pass
