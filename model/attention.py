@@ -39,8 +39,9 @@ def make_span(
     device: torch.device,
     padding: Tensor | None = None,
     n_keys: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Span:
-    """The span of tokens start to end - 1, which follow those that the cache holds.
+    """The span of tokens start to end - 1, which follow those that the cache holds; its angles rounded to `dtype`.
 
     `padding`, (B,), says how many tokens at the left of each sequence are none; the others count from there. With
     `n_keys` so many of the cache's rows are read and the mask bars the rest: a compiler needs few shapes.
@@ -51,22 +52,25 @@ def make_span(
     keys = slice(max(0, start + 1 - window), end) if n_keys is None else slice(0, n_keys)
     if padding is None:
         rope = rotary_table(slots, config, end)
-        if n_keys is None and (end - start == 1 or end - start == end <= window):
-            return Span(rope, slots, keys, None)  # one query that sees all keys, or as many queries as keys
-        return Span(rope, slots, keys, causal_mask(slots, keys, config.sliding_window))
-    rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
-    cos, sin = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))  # (B, 1, T, head_dim)
-    key = torch.arange(keys.start, keys.stop, device=device)
-    seen = causal_mask(slots, keys, config.sliding_window) & (key >= padding[:, None, None, None])
-    seen = seen | (key == slots[:, None])  # padding sees itself, since a softmax over nothing is NaN
-    return Span((cos, sin), slots, keys, seen)
+    else:  # (B, 1, T, head_dim): a row counts from the end of its padding, and may have a length of its own
+        rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
+        rope = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))
+    cos, sin = (part.to(dtype) for part in rope)
+    plain = padding is None and n_keys is None
+    if plain and (end - start == 1 or end - start == end <= window):
+        return Span((cos, sin), slots, keys, None)  # one query that sees all keys, or as many queries as keys
+    return Span((cos, sin), slots, keys, _mask(slots, keys, config.sliding_window, padding))
 
 
-def causal_mask(slots: Tensor, keys: slice, window: int | None) -> Tensor:
-    """True where the query at a slot, (T,), sees a key: (T, S)."""
+def _mask(slots: Tensor, keys: slice, window: int | None, padding: Tensor | None) -> Tensor:
+    """True where the query at a slot, (T,), sees a key: (T, S), or (B, 1, T, S) with padding."""
     query, key = slots[:, None], torch.arange(keys.start, keys.stop, device=slots.device)
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    if window is not None:
+        seen = seen & (key > query - window)
+    if padding is not None:  # which sees itself, since a softmax over nothing is NaN
+        seen = seen & (key >= padding[:, None, None, None]) | (key == query)
+    return seen
 
 
 class KVCache:

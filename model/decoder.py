@@ -40,7 +40,9 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
             for cache in caches:
                 torch._dynamo.mark_static_address(cache.k)
                 torch._dynamo.mark_static_address(cache.v)
-        logits = run(tokens, make_span(model.config, start, start + 1, tokens.device, padding, n_keys), read)
+        dtype = model.embed_tokens.weight.dtype
+        span = make_span(model.config, start, start + 1, tokens.device, padding, n_keys, dtype)
+        logits = run(tokens, span, read)
         for cache in caches:
             cache.length = start + 1
         return logits

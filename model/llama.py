@@ -88,7 +88,7 @@ class Llama(nn.Module):
             raise ValueError(f"{end} positions, and the model's context length is {self.config.context_length}")
         if caches and end > caches[0].k.size(2):
             raise ValueError(f"the cache holds {caches[0].k.size(2)} positions and is asked to hold {end}")
-        span = make_span(self.config, start, end, tokens.device, padding)
+        span = make_span(self.config, start, end, tokens.device, padding, dtype=self.embed_tokens.weight.dtype)
         logits = self.run(tokens, span, caches, logits_to_keep)
         for cache in caches or []:
             cache.length = end

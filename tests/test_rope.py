@@ -27,15 +27,16 @@ def exact_angles(positions, head_dim, theta):
     return np.outer(positions, theta ** (-2.0 * np.arange(head_dim // 2) / head_dim))
 
 
-def assert_exact(table, positions, head_dim, theta):
-    """cos and sin differ from the exact ones by no more than their angle does."""
+def assert_exact(table, positions, head_dim, theta, dtype=torch.float32):
+    """cos and sin differ from the exact ones by no more than their angle does in float32, and their own rounding."""
     angles = exact_angles(positions, head_dim, theta)
     # float32 rounds the exponent (times ln theta < 16), the power, its inverse and the product: less than 32 steps
     # of 2^-24 of the angle. Then cos and sin round once more, below 1.
-    bound = np.tile(32 * 2.0**-24 * angles + 2.0**-23, 2)
-    for part, exact in zip(table, (np.cos(angles), np.sin(angles)), strict=True):
-        assert part.dtype == torch.float32
-        assert (np.abs(part.double().numpy() - np.tile(exact, 2)) <= bound).all()
+    bound = np.tile(32 * 2.0**-24 * angles + 2.0**-23, 2) + (dtype == torch.bfloat16) * 2.0**-9
+    sines = np.concatenate([-np.sin(angles), np.sin(angles)], -1)
+    for part, exact in zip(table, (np.tile(np.cos(angles), 2), sines), strict=True):
+        assert part.dtype == dtype
+        assert (np.abs(part.double().numpy() - exact) <= bound).all()
 
 
 @pytest.mark.parametrize(("head_dim", "theta"), [(2, 10000.0), (12, 5000.0), (64, 10000.0), (128, 500000.0)])
@@ -108,7 +109,7 @@ def table_inside_model(make_model):
 @pytest.mark.parametrize("position", [1, 256, 257, 4095])
 def test_angles_in_a_model_cast_to_bfloat16_are_those_of_float32(table_inside_model, position):
     """C19: in bfloat16 position 4095 would be 4096, and 257 would be 256."""
-    assert_exact(table_inside_model(position), [position], 128, 10000.0)
+    assert_exact(table_inside_model(position), [position], 128, 10000.0, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("p", "s"), [(256, 257), (4095, 4094)])
@@ -145,7 +146,8 @@ def test_scaled_angles_are_those_of_transformers(name, head_dim, length):
     cos, sin = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions[None])
     # both are float32: an angle differs by its own roundings, 32 steps as above, and YaRN's factor is below 2
     bound = 2 * (32 * 2.0**-24 * length + 2.0**-23)
-    for ours, their in zip(rotary_table(positions, config, length), (cos[0], sin[0]), strict=True):
+    signed = torch.cat((-sin[0, :, : head_dim // 2], sin[0, :, head_dim // 2 :]), -1)
+    for ours, their in zip(rotary_table(positions, config, length), (cos[0], signed), strict=True):
         torch.testing.assert_close(ours, their, rtol=0, atol=bound)
     plain = rotary_table(positions, shaped(head_dim, 5000.0), length)
     changed = (rotary_table(positions, config, length)[0] - plain[0]).abs().max()
