@@ -196,7 +196,7 @@ def ratio(row: Row) -> tuple[float, float, float] | None:
     return spread([b / a for a, b in zip(row.ours, row.theirs, strict=True)]) if row.theirs else None
 
 
-HEAD = f"{'':34}{'dtype':12}{'ours':>26}{'theirs':>26}{'theirs/ours':>21}"
+HEAD = f"{'':34}{'dtype':12}{'ours':>32}{'theirs':>32}{'theirs/ours':>22}"
 
 
 def line(row: Row) -> str:
@@ -207,7 +207,7 @@ def line(row: Row) -> str:
         cells.append(f"{middle:.4g} [{low:.4g}, {high:.4g}] {row.unit}" if numbers else "")
     found = ratio(row)
     cells.append(f"{found[0]:.2f} [{found[1]:.2f}, {found[2]:.2f}]" if found else "")
-    return f"{row.what:34}{row.dtype:12}{cells[0]:>26}{cells[1]:>26}{cells[2]:>21}   {row.note}".rstrip()
+    return f"{row.what:34}{row.dtype:12}{cells[0]:>32}{cells[1]:>32}{cells[2]:>22}   {row.note}".rstrip()
 
 
 # Measuring.
@@ -400,8 +400,7 @@ class Bench:
 
             return lambda: seconds(step)
 
-        with torch.inference_mode(False), torch.enable_grad():
-            results = in_turn([step_of(model) for model in models], self.args.repeats)
+        results = in_turn([step_of(model) for model in models], self.args.repeats)
         rate = 3 * forward_flops(models[0], BATCH[1], BATCH[0], BATCH[1]) / median(results[0])
         note = f"{BATCH[0] * BATCH[1] / median(results[0]):.0f} tokens/s, {self.of_products(rate)}"
         return [self.row(f"training step, {BATCH[0]} x {BATCH[1]}", "ms", results, note)]
@@ -496,6 +495,8 @@ def random_checkpoint(folder: Path) -> Path:
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """The rows of all parts, each when it is measured."""
+    import torch
+
     say("machine")
     bandwidth, rates = measure_machine(args.dtypes)
     matrices = ", ".join(f"{rates[dtype] / 1e9:.0f} GFLOP/s in {dtype}" for dtype in args.dtypes)
@@ -512,7 +513,9 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Row]:
         for part, method in (here | {"train": bench.train}).items():
             if part in args.parts:
                 say(f"{part}, {dtype}")
-                yield from method()
+                with nullcontext() if part == "train" else torch.inference_mode():
+                    rows = method()
+                yield from rows
     for part, method in (("load", bench.load_in_a_process), ("start", bench.start)):
         if part in args.parts:
             say(part)
@@ -532,12 +535,8 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the processes started here
-    with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
-        if args.ckpt is None:
-            with torch.inference_mode(False):
-                folder = random_checkpoint(Path(temporary) / "random")
-        else:
-            folder = args.ckpt.resolve()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random")
         print(f"{args.ckpt or 'SmolLM2-135M, random weights'}; torch {torch.__version__}, ", end="")
         print(f"{torch.get_num_threads()} threads, {args.repeats} pairs, median [quartiles]")
         for row in measure(args, folder):
