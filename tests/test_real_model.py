@@ -42,15 +42,6 @@ FLOAT32_BOUND = 10 * 270**0.5 * 2**-24
 HALF_FACTOR = 1.25
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_threads():
-    """This model is large enough for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(2, os.cpu_count()))
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folder():
     make_real_model(FOLDER)
