@@ -158,7 +158,8 @@ def greedy(theirs, prompts):
 @pytest.mark.parametrize("norm", NORMS)
 def test_greedy_tokens_are_those_of_transformers(folder, prompts, wanted, greedy, norm):
     model = ours_in(folder, norm)
-    for kind, (tokens, lead) in greedy.items():
+    for kind in greedy if norm == "torch" else ["prose"]:  # the others differ in rounding alone, and take their time
+        tokens, lead = greedy[kind]
         # Rounding moves a logit by up to the bound times their rms; one of 49152 moves up to 5 times as far.
         rms = wanted[kind][:, -1].square().mean().sqrt().item()
         assert lead > 2 * 5 * FLOAT32_BOUND * rms, f"{kind}: a near tie, by {lead:.1e}; choose another prompt"
