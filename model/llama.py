@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -39,7 +40,9 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Drawn with the others below: nn.Embedding's own way loads half a compiler where tensors are shapes alone.
+        rows = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
         self.layers = nn.ModuleList(Block(config, norm) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
         # A tied head is no parameter of its own: the embedding is read a second time.
@@ -49,14 +52,18 @@ class Llama(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Normal with standard deviation initializer_range; norms at 1.
+        """Normal with standard deviation initializer_range; norms at 1, biases at 0.
 
         Each layer writes twice into the residual stream, through o_proj and down_proj. Those are drawn smaller
         by sqrt(2 * num_hidden_layers), so that the stream's variance doesn't grow with depth (GPT-2's rule).
         """
         std = self.config.initializer_range
         for name, weight in self.named_parameters():
-            if name.endswith("norm.weight"):
+            if weight.is_meta:
+                continue
+            if name.endswith(".bias"):
+                nn.init.zeros_(weight)
+            elif name.endswith("norm.weight"):
                 nn.init.ones_(weight)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(weight, std=std / math.sqrt(2 * self.config.num_hidden_layers))
