@@ -33,7 +33,8 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
     def step(tokens: Tensor, caches: list[KVCache], logits_to_keep: int = 1, padding: Tensor | None = None) -> Tensor:
         start, capacity = caches[0].length, caches[0].k.size(2)
         if on_cpu:
-            n_keys = min(capacity, (start // BLOCK + 1) * BLOCK)
+            # The last row stays out while it can: all rows together are another layout, which is compiled again.
+            n_keys = max(start + 1, min(capacity - 1, (start // BLOCK + 1) * BLOCK))
             read = [cache.first(n_keys) for cache in caches]
         else:  # a CUDA graph has one shape, and writes to the memory that it was recorded with
             n_keys, read = capacity, caches

@@ -53,7 +53,6 @@ class JsonTokenizer(Tokenizer):
         ]
         super().__init__({"tokenizer.json": content}, config, added)
         self.vocab_size = 1 + max(model.get_vocab().values(), default=-1)
-        self._pieces = set(model.get_vocab(with_added_tokens=False).values())
         self._bytes, self.drops_space = self._decoder()
         leading = _leading_token(self._spec)
         if leading is not None and "bos_token" not in config.names:
@@ -100,6 +99,11 @@ class JsonTokenizer(Tokenizer):
             f"{self._path}: its decoder is {', '.join(kinds) or 'null'}; expected ByteLevel, or "
             "sentencepiece's Replace, ByteFallback, Fuse and Strip, which LLaMA's tokenizers have"
         )
+
+    @cached_property
+    def _pieces(self) -> set[int]:
+        """The ids that the model itself has a piece for."""
+        return set(self._model.get_vocab(with_added_tokens=False).values())
 
     def _piece_bytes(self, id: int) -> bytes:
         if id in self.added and id not in self._pieces:

@@ -107,8 +107,11 @@ def eager_step(model: Llama) -> Callable[[Tensor, Any], Tensor]:
 
 
 def compiled_step(model: Llama) -> Callable[[Tensor, Any], Tensor]:
-    """The same, compiled."""
-    raise InputError("--compile: there is no compiled decoder yet; leave it out, or use --parts train")
+    """The same, compiled where one token comes in."""
+    from model.decoder import compile_step
+
+    eager, compiled = eager_step(model), compile_step(model)
+    return lambda tokens, caches: (compiled if tokens.size(1) == 1 else eager)(tokens, caches)
 
 
 def decode_ours(model: Llama, ids: Tensor, n: int, step: Callable[[Tensor, Any], Tensor]) -> tuple[list[int], float]:
