@@ -213,7 +213,8 @@ def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | 
             raise InputError(f"{path}: {error}") from error
         values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
     if rms_norm_eps is not None:
-        say(f"rms_norm_eps {rms_norm_eps:g} overrides {values.get('rms_norm_eps')} of {path}")
+        found = values.get("rms_norm_eps")
+        say(f"rms_norm_eps {rms_norm_eps:g} overrides {'none' if found is None else found} of {path}")
     return LlamaConfig.from_file_values(path, values, rms_norm_eps)
 
 

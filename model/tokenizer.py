@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kernels import InputError
+from model.command import say
 from model.tokenizer_files import AddedToken, TokenizerConfig, read_file
 from model.tokenizer_text import AS_TEXT, Splitter
 
@@ -41,6 +42,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
                     f"{model} is not a sentencepiece model; put the checkpoint's tokenizer.json beside it, or fetch "
                     "it again if it should be one"
                 ) from error
+            say(f"{model} is not a sentencepiece model; {json.name} beside it is used")
     from model.tokenizer_json import JsonTokenizer
 
     return JsonTokenizer(json, config)

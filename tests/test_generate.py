@@ -109,6 +109,7 @@ def test_norm_eps_takes_the_place_of_the_checkpoints(write, checkpoint, tmp_path
     texts = [write(*arguments, "--norm-eps", eps)[1] for eps in (3e-3, 1.0)]
     assert texts == [text_of(checkpoint, "", 20, rms_norm_eps=eps) for eps in (3e-3, 1.0)]
     assert texts[0] == text_of(checkpoint, "", 20) != texts[1]
+    assert "rms_norm_eps 0.7 overrides 0.003 of" in write("--norm-eps", 0.7)[2]
 
 
 def test_ids_beyond_the_tokenizer_are_never_drawn(write, checkpoint, tmp_path):
