@@ -28,7 +28,8 @@ from torch import Tensor
 from kernels import Backend, InputError, load_backend
 from model import published
 from model.command import Parser, run, say
-from model.config import LlamaConfig, as_list, is_id, read_json_object
+from model.config import LlamaConfig, as_list, is_id
+from model.json_file import read_object
 from model.llama import Llama
 from model.tokenizer import Tokenizer
 
@@ -120,7 +121,7 @@ def load_config(folder: str | Path, rms_norm_eps: float | None = None) -> LlamaC
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
     """The ids that end a text, from config.json and generation_config.json, which may name others."""
     path = Path(folder) / "generation_config.json"
-    ids = as_list(read_json_object(path).get("eos_token_id")) if path.exists() else []
+    ids = as_list(read_object(path).get("eos_token_id")) if path.exists() else []
     if unfit := [id for id in ids if id is not None and not is_id(id)]:
         raise InputError(f"{path}: eos_token_id holds {unfit[0]!r}; expected a token id or a list of them")
     return config.end_ids() | set(ids) - {None}
@@ -168,7 +169,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise InputError(f"{index} has no weight_map from tensors to files; fetch or write it again")
     names = sorted(set(weight_map.values()))
@@ -204,11 +205,11 @@ def _what_is_wrong(path: Path) -> str:
 def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
     path, params = folder / "config.json", folder / "params.json"
     if path.exists() or not params.exists():
-        values = read_json_object(path)
+        values = read_object(path)
     else:
         path, embedding = params, stored.get("embed_tokens.weight")
         try:
-            values = published.config_values(read_json_object(path), embedding.shape[0] if embedding else None)
+            values = published.config_values(read_object(path), embedding.shape[0] if embedding else None)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)

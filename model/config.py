@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import InputError
+from model.json_file import read_object, show
 
 # Keys of config.json that change no logits: bookkeeping, training-time settings, hints for other software, defaults
 # of sampling that older files keep here.
@@ -89,7 +90,7 @@ class LlamaConfig:
     @classmethod
     def load(cls, path: str | Path, rms_norm_eps: float | None = None) -> LlamaConfig:
         """Read config.json at `path`; `rms_norm_eps` overrides the file's. Raises InputError naming key and value."""
-        return cls.from_file_values(path, read_json_object(path), rms_norm_eps)
+        return cls.from_file_values(path, read_object(path), rms_norm_eps)
 
     @classmethod
     def from_file_values(cls, path: str | Path, values: dict[str, Any], rms_norm_eps: float | None) -> LlamaConfig:
@@ -110,17 +111,17 @@ class LlamaConfig:
         if model_type == "mistral":
             values = MISTRAL_DEFAULTS | values
         elif model_type != "llama":
-            raise InputError(f"model_type is {_shown(model_type)}; expected llama or mistral, which are computed here")
+            raise InputError(f"model_type is {show(model_type)}; expected llama or mistral, which are computed here")
         elif values.get("sliding_window") is not None:
             raise InputError(
-                f"sliding_window is {_shown(values['sliding_window'])}, and a llama has none; "
+                f"sliding_window is {show(values['sliding_window'])}, and a llama has none; "
                 "expected null, or model_type mistral"
             )
         _take_rope(values)
         for key, only in ONLY_VALUES.items():
             found = values.pop(key, only)
             if found is not None and found != only:
-                raise InputError(f"{key} is {_shown(found)}; only {json.dumps(only)} is computed here")
+                raise InputError(f"{key} is {show(found)}; only {json.dumps(only)} is computed here")
         for key in IRRELEVANT_KEYS:
             values.pop(key, None)
 
@@ -138,7 +139,7 @@ class LlamaConfig:
         known = {field.name: field for field in fields(cls)}
         if unknown := sorted(values.keys() - known.keys()):
             raise InputError(
-                f"unknown key {_shown(unknown[0])[1:-1]}: {_shown(values[unknown[0]])}; remove it if it changes nothing"
+                f"unknown key {show(unknown[0])[1:-1]}: {show(values[unknown[0]])}; remove it if it changes nothing"
             )
         if values.get("rms_norm_eps") is None:
             raise InputError(
@@ -211,25 +212,6 @@ class LlamaConfig:
         return values
 
 
-def read_json_object(path: str | Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises InputError where there is none."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"no {Path(path).name} at {path}; expected one there") from error
-    except (OSError, ValueError, RecursionError) as error:  # a folder, no permission, not UTF-8, not JSON, nested
-        raise InputError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path} holds a {type(values).__name__}; expected a JSON object")
-    return values
-
-
-def _shown(value: Any) -> str:
-    """A value as it stands in the file, cut to what fits a line."""
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "..."
-
-
 def _check_types(values: dict[str, Any]) -> None:
     """Refuse values of another type that Python would take without a word: the text "false" is true."""
     kinds = {
@@ -244,7 +226,7 @@ def _check_types(values: dict[str, Any]) -> None:
     }
     for key, (expected, fits) in kinds.items():
         if values.get(key) is not None and not fits(values[key]):
-            raise InputError(f"{key} is {_shown(values[key])}; expected {expected}")
+            raise InputError(f"{key} is {show(values[key])}; expected {expected}")
 
 
 def is_id(value: Any) -> bool:
@@ -263,7 +245,7 @@ def _take_rope(values: dict[str, Any]) -> None:
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
     if new and old and new != old:
-        raise InputError(f"rope_parameters is {_shown(new)} and rope_scaling is {_shown(old)}; remove one of them")
+        raise InputError(f"rope_parameters is {show(new)} and rope_scaling is {show(old)}; remove one of them")
     rope, key = dict(new or old), "rope_parameters" if new else "rope_scaling"
 
     inner = rope.pop("rope_theta", None)
@@ -276,7 +258,7 @@ def _take_rope(values: dict[str, Any]) -> None:
     kinds = {rope.pop(name) for name in ("rope_type", "type") if isinstance(rope.get(name), str)} or {"default"}
     kind = kinds.pop()
     if kinds or kind not in ROPE_SCALING_KEYS:
-        raise InputError(f"{key} is {_shown(new or old)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
+        raise InputError(f"{key} is {show(new or old)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
     rope.pop("finetuned", None)  # says how the model came about
     if rope.get("partial_rotary_factor") == 1:
         del rope["partial_rotary_factor"]
@@ -285,13 +267,11 @@ def _take_rope(values: dict[str, Any]) -> None:
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
     if unknown := sorted(rope.keys() - needed - possible):
-        raise InputError(
-            f"{key} has {_shown(unknown[0])}: {_shown(rope[unknown[0]])}; rope_type {kind} has no such key"
-        )
+        raise InputError(f"{key} has {show(unknown[0])}: {show(rope[unknown[0]])}; rope_type {kind} has no such key")
     for name, value in rope.items():
         if name == "truncate":
             if not isinstance(value, bool):
-                raise InputError(f"{key}'s truncate is {_shown(value)}; expected true or false")
+                raise InputError(f"{key}'s truncate is {show(value)}; expected true or false")
         else:
             rope[name] = _number(name, rope, int if name.startswith("original") else float)
     if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
@@ -312,5 +292,5 @@ def _number(key: str, values: dict[str, Any], kind: type) -> int | float:
         number = None
     if number is None or not 0 < number < float("inf") or (kind is int and number != int(number)):
         expected = "a whole number above 0" if kind is int else "a number above 0"
-        raise InputError(f"{key} is {_shown(found)}; expected {expected}")
+        raise InputError(f"{key} is {show(found)}; expected {expected}")
     return found if isinstance(found, kind) else kind(number)

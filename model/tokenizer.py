@@ -13,7 +13,8 @@ from pathlib import Path
 
 from kernels import InputError
 from model.command import say
-from model.tokenizer_files import AddedToken, TokenizerConfig, read_file
+from model.json_file import read_file
+from model.tokenizer_files import AddedToken, TokenizerConfig
 from model.tokenizer_text import AS_TEXT, Splitter
 
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels import InputError
+from model.json_file import decode_text, parse_object, read_file, show
 
 NAMES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-LARGEST = 2**28  # bytes; published tokenizers take 20 MB at most
 
 
 @dataclass(frozen=True)
@@ -68,42 +65,6 @@ class TokenizerConfig:
             bool(_typed(path, config, "legacy", bool)),
             template,
         )
-
-
-def read_file(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path} has {path.stat().st_size:,} bytes; expected at most {LARGEST:,} of a tokenizer")
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} can't be read ({error.strerror}); make it readable, or fetch it again") from error
-
-
-def decode_text(path: Path, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason}); fetch it again") from error
-
-
-def parse_object(path: Path, content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`. Raises InputError with the path."""
-    text = decode_text(path, content)
-    try:
-        found = json.loads(text)
-        if HALF_PAIR.search(text):  # JSON can write characters that no UTF-8 can
-            json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a {type(found).__name__}; expected a JSON object")
-    return found
-
-
-def show(value: Any) -> str:
-    """A value for an error message: in one line, and not all of a long one."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:60] + "..."
 
 
 def _typed(path: Path, values: dict[str, Any], key: str, kind: type) -> Any:

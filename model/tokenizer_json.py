@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels import InputError
+from model.json_file import parse_object, read_file
 from model.tokenizer import UNKNOWN, Tokenizer
-from model.tokenizer_files import AddedToken, TokenizerConfig, parse_object, read_file
+from model.tokenizer_files import AddedToken, TokenizerConfig
 from model.tokenizer_text import SPACE, Cuts
 
 try:

@@ -183,9 +183,9 @@ def test_a_missing_or_null_key_is_refused_by_name(key, value):
     ("content", "reason"),
     [
         (None, "no config"),
-        (b"", "can't be read as JSON"),
-        (b"{'vocab_size': 61}", "can't be read as JSON"),
-        (b"\xff\xfe", "can't be read as JSON"),
+        (b"", "is not JSON"),
+        (b"{'vocab_size': 61}", "is not JSON"),
+        (b"\xff\xfe", "is not UTF-8"),
         (b"[1, 2]", "holds a list"),
         (b"null", "holds a NoneType"),
         (json.dumps(VALUES | {"rms_norm_eps": None}).encode(), "rms_norm_eps is missing"),

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kernels import InputError
-from model import tokenizer_files
+from model import json_file, tokenizer_files
 from model.tokenizer import load_tokenizer, train_tokenizer
 from model.tokenizer_files import TokenizerConfig
 from tests.tokenizer_makers import TEXT, byte_level, sentencepiece_like
@@ -96,7 +96,7 @@ def test_what_is_no_json_or_text_is_refused_by_path(tmp_path, name, content):
 
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer_files, "LARGEST", 100)
+    monkeypatch.setattr(json_file, "LARGEST", 100)
     (tmp_path / "tokenizer.model").write_bytes(bytes(101))
     with pytest.raises(InputError, match=r"tokenizer\.model has 101 bytes; expected at most 100"):
         load_tokenizer(tmp_path)

@@ -1,0 +1,57 @@
+"""JSON files of a checkpoint, read with errors that name the file and fit one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from kernels import InputError
+
+HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+LARGEST = 2**28  # bytes; published tokenizers and indices take 20 MB at most
+
+
+def read_object(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises InputError where there is none."""
+    return parse_object(Path(path), read_file(Path(path)))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file of a checkpoint, weights excepted. Raises InputError."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"{path} has {path.stat().st_size:,} bytes; expected at most {LARGEST:,}")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"no {path.name} at {path}; expected one there") from error
+    except OSError as error:
+        raise InputError(f"{path} can't be read ({error.strerror}); make it readable, or fetch it again") from error
+
+
+def decode_text(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason}); fetch it again") from error
+
+
+def parse_object(path: Path, content: bytes) -> dict[str, Any]:
+    """The JSON object in `content`. Raises InputError with the path."""
+    text = decode_text(path, content)
+    try:
+        found = json.loads(text)
+        if HALF_PAIR.search(text):  # JSON can write characters that no UTF-8 can
+            json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a {type(found).__name__}; expected a JSON object")
+    return found
+
+
+def show(value: Any) -> str:
+    """A value for an error message: in one line, and not all of a long one."""
+    text = json.dumps(value)
+    return text if len(text) <= 100 else text[:100] + "..."
