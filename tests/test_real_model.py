@@ -154,7 +154,7 @@ def greedy(theirs, prompts):
         do_sample=False, max_new_tokens=100, return_dict_in_generate=True, output_logits=True, pad_token_id=0
     )
     result = {}
-    for kind in ("prose", "code", "Cyrillic"):
+    for kind in ("prose", "code"):
         output = theirs.generate(prompts[kind], generation_config=options)
         best = torch.cat(output.logits).topk(2).values
         result[kind] = output.sequences[0, prompts[kind].shape[1] :].tolist(), (best[:, 0] - best[:, 1]).min().item()
@@ -163,9 +163,9 @@ def greedy(theirs, prompts):
 
 @pytest.mark.parametrize(
     ("norm", "compiled", "kinds"),
-    # The other norms differ from torch in rounding alone: one text is enough.
-    [("torch", False, ["prose", "code", "Cyrillic"]), *[(norm, False, ["prose"]) for norm in NORMS if norm != "torch"],
-     ("torch", True, ["prose", "code"])],
+    # The others differ from the first in rounding alone: one text is enough.
+    [("torch", False, ["prose", "code"]), ("torch", True, ["prose"]), ("reference", False, ["prose"]),
+     ("compile", False, ["prose"]), ("triton", False, ["prose"])],
 )  # fmt: skip
 def test_greedy_tokens_are_those_of_transformers(folder, prompts, wanted, greedy, norm, compiled, kinds):
     model = ours_in(folder, norm)
@@ -176,13 +176,12 @@ def test_greedy_tokens_are_those_of_transformers(folder, prompts, wanted, greedy
         rms = wanted[kind][:, -1].square().mean().sqrt().item()
         assert lead > 2 * 5 * FLOAT32_BOUND * rms, f"{kind}: a near tie, by {lead:.1e}; choose another prompt"
         assert len(tokens) == 100
-        rows = generate(model, [prompts[kind][0].tolist()], 100, set(), lambda logits: logits.argmax(-1), step)
-        assert [id for [id] in rows] == tokens, kind
+        n_new = 100 if norm != "triton" else 20  # the interpreter takes a second for a token
+        rows = generate(model, [prompts[kind][0].tolist()], n_new, set(), lambda logits: logits.argmax(-1), step)
+        assert [id for [id] in rows] == tokens[:n_new], kind
 
 
 def test_a_batch_of_prompts_gets_the_tokens_of_each(folder, prompts, greedy):
-    kinds = ["prose", "code", "Cyrillic"]
-    rows = generate(
-        ours_in(folder, "torch"), [prompts[kind][0].tolist() for kind in kinds], 40, set(), lambda x: x.argmax(-1)
-    )
-    assert [list(column) for column in zip(*rows, strict=True)] == [greedy[kind][0][:40] for kind in kinds]
+    batch = [prompts[kind][0].tolist() for kind in greedy]
+    rows = generate(ours_in(folder, "torch"), batch, 40, set(), lambda logits: logits.argmax(-1))
+    assert [list(column) for column in zip(*rows, strict=True)] == [tokens[:40] for tokens, _ in greedy.values()]
