@@ -157,10 +157,10 @@ def main() -> None:
     from tqdm import tqdm
 
     from kernels import load_backend
-    from model.checkpoint import save_checkpoint
     from model.config import LlamaConfig
     from model.generation import generate, sample
     from model.llama import Llama
+    from model.saving import save_checkpoint
     from model.tokenizer import load_tokenizer
     from scripts.prepare_data import prepare
 

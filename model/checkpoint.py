@@ -13,8 +13,7 @@ import json
 import math
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels import Backend, InputError, load_backend
@@ -31,7 +29,6 @@ from model.command import Parser, run, say
 from model.config import LlamaConfig, as_list, is_id
 from model.json_file import read_object
 from model.llama import Llama
-from model.tokenizer import Tokenizer
 
 # (in the file, in the model), applied in this order
 NAMES = [
@@ -44,7 +41,6 @@ NAMES = [
 WRAPPERS = re.compile(r"^((_orig_mod|module|_fsdp_wrapped_module|model)\.)+")  # of torch.compile, DDP and FSDP
 ROTARY_BUFFER = re.compile(r"(^|\.)(rotary_emb|rope)\.(inv_freq|freqs|cos_cached|sin_cached)$")  # computed from config
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SHARD_BYTES = 5_000_000_000  # what transformers takes for its own files
 INDEX = "model.safetensors.index.json"
 
 
@@ -112,16 +108,10 @@ def load_checkpoint(
     return model.eval()
 
 
-def load_config(folder: str | Path, rms_norm_eps: float | None = None) -> LlamaConfig:
-    """The config of a checkpoint directory, checked against the shapes of its tensors. Raises InputError."""
-    with ExitStack() as opened:
-        return _open(Path(folder), opened, torch.device("cpu"), rms_norm_eps)[0]
-
-
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
     """The ids that end a text, from config.json and generation_config.json, which may name others."""
     path = Path(folder) / "generation_config.json"
-    ids = as_list(read_object(path).get("eos_token_id")) if path.exists() else []
+    ids = as_list(read_object(path).get("eos_token_id")) if os.path.exists(path) else []
     if unfit := [id for id in ids if id is not None and not is_id(id)]:
         raise InputError(f"{path}: eos_token_id holds {unfit[0]!r}; expected a token id or a list of them")
     return config.end_ids() | set(ids) - {None}
@@ -131,7 +121,7 @@ def _open(
     folder: Path, opened: ExitStack, device: torch.device, rms_norm_eps: float | None
 ) -> tuple[LlamaConfig, dict[str, Stored]]:
     """The config, and the tensors by the model's names, whose names and shapes are those of the config."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path's, it takes any name
         raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
     stored: dict[str, Stored] = {}
     for path in _weight_files(folder):
@@ -152,18 +142,23 @@ def _open(
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a directory: one, those that an index lists, or consolidated ones."""
-    if (folder / "model.safetensors").exists():
+    if os.path.exists(folder / "model.safetensors"):
         return [folder / "model.safetensors"]
     for index in (folder / INDEX, folder / "consolidated.safetensors.index.json"):
-        if index.exists():
+        if os.path.exists(index):
             return _indexed_files(index)
     if files := sorted(folder.glob("consolidated*.safetensors")):
         return files
-    found = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pth", ".pt", ".ckpt", ".gguf"))
-    if found:
+    names = sorted(path.name for path in folder.iterdir())
+    if found := [name for name in names if name.endswith(".gguf")]:
         raise InputError(
-            f"{folder} has no safetensors, but {found[0]}, which isn't opened (a pickle can run code); convert it: "
-            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            f"{folder} has no safetensors, but {found[0]}; convert it: transformers' AutoModelForCausalLM"
+            f'.from_pretrained(DIR, gguf_file="{found[0]}") and save_pretrained(NEW_DIR)'
+        )
+    if found := [name for name in names if name.endswith((".bin", ".pth", ".pt", ".ckpt"))]:
+        raise InputError(
+            f"{folder} has no safetensors, but {found[0]}, which isn't opened, since a pickle can run code; where you "
+            "trust it, torch.load it with weights_only=True and write its tensors with safetensors.torch.save_file"
         )
     raise InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
 
@@ -176,7 +171,7 @@ def _indexed_files(index: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
             raise InputError(f"{index} names the file {name!r}; expected safetensors files beside it")
-    if missing := [name for name in names if not (index.parent / name).exists()]:
+    if missing := [name for name in names if not os.path.exists(index.parent / name)]:
         raise InputError(f"{index} lists files that are missing: {', '.join(missing)}; fetch them")
     return [index.parent / name for name in names]
 
@@ -204,7 +199,7 @@ def _what_is_wrong(path: Path) -> str:
 
 def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
     path, params = folder / "config.json", folder / "params.json"
-    if path.exists() or not params.exists():
+    if os.path.exists(path) or not os.path.exists(params):
         values = read_object(path)
     else:
         path, embedding = params, stored.get("embed_tokens.weight")
@@ -220,31 +215,35 @@ def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | 
 
 
 def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path) -> None:
-    """Names and shapes against those of a model of one layer: a config of a billion layers must not build them."""
+    """Dtypes, names and shapes, against those of a model of one layer: a million of them must not be built."""
+    for tensor in stored.values():
+        if tensor.dtype not in DTYPES:
+            raise InputError(
+                f"{folder}: {tensor.name} is {tensor.dtype}, and quantised weights can't be computed here; "
+                "expected F32, BF16 or F16: fetch the original, or convert it"
+            )
+    found = {match[1] for name in stored if (match := re.match(r"layers\.(\d+)\.", name))}
+    if len(found) < config.num_hidden_layers:
+        raise InputError(
+            f"{folder}: tensors are missing; it has {len(found)} layers, and num_hidden_layers is "
+            f"{config.num_hidden_layers}"
+        )
     with torch.device("meta"):
         one = Llama(replace(config, num_hidden_layers=1), load_backend("reference", torch.device("cpu"))).state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in one.items()}
     layer = {name: shape for name, shape in shapes.items() if name.startswith("layers.0.")}
-    found = 1 + max((int(name.split(".")[1]) for name in stored if re.match(r"layers\.\d{1,9}\.", name)), default=-1)
-    if found < config.num_hidden_layers:
-        raise InputError(f"{folder}: tensors are missing; it has {found} layers, the config {config.num_hidden_layers}")
     for i in range(1, config.num_hidden_layers):
         shapes |= {name.replace("layers.0.", f"layers.{i}.", 1): shape for name, shape in layer.items()}
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
 
     if missing := sorted(shapes.keys() - stored.keys()):
-        raise InputError(f"{folder}: {len(missing)} tensors are missing, the first is {to_file_name(missing[0])}")
+        raise InputError(f"{folder}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0])}")
     if unexpected := sorted(stored[name].name for name in stored.keys() - shapes.keys()):
-        raise InputError(f"{folder}: {len(unexpected)} tensors too many, the first is {unexpected[0]}")
+        raise InputError(f"{folder}: tensors that no LLaMA has ({len(unexpected)}), the first is {unexpected[0]}")
     for name, tensor in stored.items():
         if tensor.shape != shapes[name]:
             raise InputError(f"{folder}: {tensor.name} has shape {tensor.shape}; the config asks for {shapes[name]}")
-        if tensor.dtype not in DTYPES:
-            raise InputError(
-                f"{folder}: {tensor.name} is {tensor.dtype}, and quantised weights can't be computed here; "
-                "expected F32, BF16 or F16: fetch the original, or convert it"
-            )
 
 
 def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
@@ -256,75 +255,6 @@ def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
                 f"{folder}: {tensor.name} is {tensor.dtype} and {embedding.name} {embedding.dtype}; expected one "
                 "dtype for both: choose one with --dtype"
             )
-
-
-def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write config, weights and tokenizer, or leave what is there; a tied head is written once, as the embedding.
-
-    Weights of more than `shard_bytes` go to several files and an index. All files are written beside their places and
-    flushed to the disk before the first is renamed; the weights come last, and old shards are no part of the new ones.
-    """
-    folder = Path(folder)
-    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
-    dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
-    config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
-    writers: dict[str, Callable[[Path], object]] = {
-        name: lambda path, content=content: path.write_bytes(content) for name, content in tokenizer.files.items()
-    }
-    writers["config.json"] = lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    shards = _shards(folder, tensors, shard_bytes)
-    for name, part in shards.items():
-        writers[name] = lambda path, part=part: save_file(part, path, metadata={"format": "pt"})
-    if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-            "weight_map": {key: name for name, part in shards.items() for key in part},
-        }
-        writers[INDEX] = lambda path: path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-    partial = {name: folder / f"{name}.partial" for name in writers}
-    path = folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, write in writers.items():
-            path = folder / name
-            write(partial[name])
-            with partial[name].open("rb") as file:
-                os.fsync(file.fileno())
-        for name in shards:
-            shutil.copymode(partial["config.json"], partial[name])  # safetensors makes it private
-        for name in writers:
-            partial[name].replace(folder / name)
-        for pattern in (
-            "*.partial",
-            "model.safetensors",
-            INDEX,
-            "model-*-of-*.safetensors",
-            "weights-*-of-*.safetensors",
-        ):
-            for old in folder.glob(pattern):  # what another save left
-                if old.name not in writers:
-                    old.unlink()
-    except (OSError, SafetensorError) as error:
-        for leftover in partial.values():
-            leftover.unlink(missing_ok=True)
-        raise InputError(f"{path} can't be written ({error}); free some space or choose another folder") from error
-
-
-def _shards(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -> dict[str, dict[str, Tensor]]:
-    """The tensors by the file that they go to; each but the last is as large as it may be."""
-    parts, room = [{}], shard_bytes
-    for name, tensor in tensors.items():
-        if parts[-1] and tensor.nbytes > room:
-            parts.append({})
-            room = shard_bytes
-        parts[-1][name] = tensor
-        room -= tensor.nbytes
-    if len(parts) == 1:
-        return {"model.safetensors": parts[0]}
-    # Until the index is replaced, the old one's shards must stay what they are.
-    stem = "weights" if any(folder.glob("model-*-of-*.safetensors")) else "model"
-    return {f"{stem}-{i:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts, 1)}
 
 
 def main() -> None:

@@ -13,12 +13,13 @@ from model.json_file import read_object, show
 # Keys of config.json that change no logits: bookkeeping, training-time settings, hints for other software, defaults
 # of sampling that older files keep here.
 IRRELEVANT_KEYS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "add_cross_attention",
+    "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "gradient_checkpointing",
+    "neftune_noise_alpha", "pad_token", "_commit_hash", "_name_or_path", "add_cross_attention",
     "architectures", "auto_map", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward",
     "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
     "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
     "forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "is_encoder_decoder", "is_llama_config",
-    "label2id", "length_penalty", "max_length", "max_sequence_length", "min_length", "no_repeat_ngram_size",
+    "label2id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
     "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states",
     "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
     "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
@@ -39,6 +40,9 @@ ONLY_VALUES = {
     "rope_interleaved": False,
 }
 
+# Other ways to write these values.
+EQUAL_VALUES = [("hidden_act", "swish"), ("quantization_config", {}), ("compression_config", {})]
+
 # What transformers' MistralConfig means by leaving a key out.
 MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
 
@@ -46,7 +50,7 @@ MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
 ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, {"original_max_position_embeddings"}),
-    "dynamic": ({"factor"}, set()),
+    "dynamic": ({"factor"}, {"original_max_position_embeddings"}),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
     "yarn": (
         {"factor"},
@@ -54,6 +58,8 @@ ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
          "truncate"},
     ),
 }  # fmt: skip
+
+ZERO_MSCALES = [("mscale", 0), ("mscale_all_dim", 0)]
 
 # Far beyond any model, and small enough that a product of three of them still is a tensor's size.
 LARGEST_SIZE = 2**20
@@ -118,9 +124,10 @@ class LlamaConfig:
                 "expected null, or model_type mistral"
             )
         _take_rope(values)
+        _take_max_sequence_length(values)
         for key, only in ONLY_VALUES.items():
             found = values.pop(key, only)
-            if found is not None and found != only:
+            if found is not None and found != only and (key, found) not in EQUAL_VALUES:
                 raise InputError(f"{key} is {show(found)}; only {json.dumps(only)} is computed here")
         for key in IRRELEVANT_KEYS:
             values.pop(key, None)
@@ -183,16 +190,19 @@ class LlamaConfig:
 
     @property
     def context_length(self) -> int:
-        """The most tokens of a text. It is max_position_embeddings, unless that is the length before a scaling.
+        """The most tokens of a text: max_position_embeddings, or what a scaling makes of the length before it.
 
-        It is for dynamic scaling, which does nothing up to there, and for yarn without the original length. For
-        linear scaling both readings are in use, and the shorter one is safe.
+        Dynamic scaling does nothing up to max_position_embeddings, and YaRN stretches the original length. For linear
+        scaling both readings of max_position_embeddings are in use, and the shorter one is safe.
         """
         scaling = self.rope_scaling or {"rope_type": "default"}
-        kind = scaling["rope_type"]
-        if kind == "dynamic" or (kind == "yarn" and "original_max_position_embeddings" not in scaling):
-            return int(min(self.max_position_embeddings * max(1.0, scaling["factor"]), LONGEST_TEXT - 1))
-        return self.max_position_embeddings
+        scaled = 0.0
+        if scaling["rope_type"] == "dynamic":
+            scaled = self.max_position_embeddings * scaling["factor"]
+        elif scaling["rope_type"] == "yarn":
+            original = scaling.get("original_max_position_embeddings", self.max_position_embeddings)
+            scaled = original * scaling["factor"]
+        return int(min(max(self.max_position_embeddings, scaled), LONGEST_TEXT - 1))
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
@@ -262,7 +272,8 @@ def _take_rope(values: dict[str, Any]) -> None:
     rope.pop("finetuned", None)  # says how the model came about
     if rope.get("partial_rotary_factor") == 1:
         del rope["partial_rotary_factor"]
-    rope = {name: value for name, value in rope.items() if value is not None}
+    # transformers takes an mscale of 0 for none
+    rope = {name: value for name, value in rope.items() if value is not None and (name, value) not in ZERO_MSCALES}
     needed, possible = ROPE_SCALING_KEYS[kind]
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
@@ -281,6 +292,16 @@ def _take_rope(values: dict[str, Any]) -> None:
         )
     if kind != "default":
         values["rope_scaling"] = {"rope_type": kind, **rope}
+
+
+def _take_max_sequence_length(values: dict[str, Any]) -> None:
+    """LLaMA 1's configs say so for max_position_embeddings, and Vicuna's for the length after linear scaling."""
+    if values.get("max_sequence_length") is not None:
+        longest = _number("max_sequence_length", values, int)
+        linear = (values.get("rope_scaling") or {}).get("rope_type") == "linear"
+        if values.get("max_position_embeddings") is None or linear:
+            values["max_position_embeddings"] = longest
+    values.pop("max_sequence_length", None)
 
 
 def _number(key: str, values: dict[str, Any], kind: type) -> int | float:

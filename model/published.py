@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels import InputError
+from model.json_file import show
 
 # (in Meta's and Mistral's files, in the model); what isn't here has the same name in both
 NAMES = {
@@ -39,7 +40,8 @@ KEYS = {
     "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
 }
-DEFAULT_CONTEXT = 2048  # max_seq_len in Meta's own code, whose files don't state it
+# max_seq_len in Meta's own code, and the context of Mistral's first models; their files don't state it.
+META_CONTEXT, MISTRAL_CONTEXT = 2048, 32768
 
 
 def to_model_name(name: str) -> str:
@@ -53,7 +55,8 @@ def config_values(params: dict[str, Any], vocab_size: int | None) -> dict[str, A
     Raises InputError for what isn't a LLaMA or a Mistral, or can't be told from the file.
     """
     params = {key: value for key, value in params.items() if value is not None}
-    values: dict[str, Any] = {"max_position_embeddings": DEFAULT_CONTEXT}
+    # Mistral states the width of the feed-forward, Meta what it is computed from.
+    values: dict[str, Any] = {"max_position_embeddings": MISTRAL_CONTEXT if "hidden_dim" in params else META_CONTEXT}
     if params.pop("use_scaled_rope", False):
         raise InputError(
             "use_scaled_rope is true, and the factor isn't stated (8 in Llama 3.1, 32 in 3.2); put the config.json "
@@ -62,14 +65,16 @@ def config_values(params: dict[str, Any], vocab_size: int | None) -> dict[str, A
     multiple_of, multiplier = params.pop("multiple_of", None), params.pop("ffn_dim_multiplier", 1.0)
     if params.get("vocab_size") == -1:
         params["vocab_size"] = vocab_size
-    if "hidden_dim" not in params and _is_number(params.get("dim")) and _is_number(multiple_of) and multiple_of > 0:
+    if "hidden_dim" not in params and _is_number(params.get("dim")) and _is_number(multiple_of) and multiple_of >= 1:
         if not _is_number(multiplier):
-            raise InputError(f"ffn_dim_multiplier is {multiplier!r}; expected a number")
+            raise InputError(f"ffn_dim_multiplier is {show(multiplier)}; expected a number")
         # two thirds of 4 dim, since SwiGLU has three matrices where others have two, rounded up (Meta's rule)
         hidden_dim = int(multiplier * int(8 * params["dim"] / 3))
         params["hidden_dim"] = int(multiple_of) * -(-hidden_dim // int(multiple_of))
     if unknown := sorted(params.keys() - KEYS.keys() - {"max_batch_size"}):
-        raise InputError(f"unknown key {unknown[0]}: {params[unknown[0]]!r}; only a plain LLaMA or Mistral is computed")
+        raise InputError(
+            f"unknown key {show(unknown[0])}: {show(params[unknown[0]])}; only a plain LLaMA or Mistral is computed"
+        )
     values |= {KEYS[key]: value for key, value in params.items() if key in KEYS}
     if "sliding_window" in values:
         values |= {"model_type": "mistral"}

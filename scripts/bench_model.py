@@ -485,9 +485,9 @@ print(json.dumps({"loaded": loaded, "first": first, "peak_loading": peak_loading
 def random_checkpoint(folder: Path) -> Path:
     import torch
 
-    from model.checkpoint import save_checkpoint
     from model.config import LlamaConfig
     from model.llama import Llama
+    from model.saving import save_checkpoint
     from model.tokenizer import train_tokenizer
 
     torch.manual_seed(0)

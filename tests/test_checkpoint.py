@@ -17,9 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import kernels
 from kernels import InputError
-from model import checkpoint
-from model.checkpoint import INDEX, load_checkpoint, save_checkpoint, to_file_name
+from model import checkpoint, saving
+from model.checkpoint import INDEX, load_checkpoint, to_file_name
 from model.norm import RMSNorm
+from model.saving import save_checkpoint
 from tests.conftest import CPU
 
 TOKENIZER = SimpleNamespace(files={"tokenizer.model": b"the bytes of a tokenizer"})
@@ -200,7 +201,7 @@ def test_a_failed_save_leaves_the_old_checkpoint_alone(saved, config, make_model
         raise error
 
     model, folder = saved()
-    monkeypatch.setattr(checkpoint, "save_file", write_half)
+    monkeypatch.setattr(saving, "save_file", write_half)
     with pytest.raises(InputError) as refusal:
         save_checkpoint(folder, make_model(replace(config, num_hidden_layers=n_layers), seed=1), TOKENIZER)
     assert str(folder / "model.safetensors") in str(refusal.value)
@@ -302,6 +303,7 @@ def reindex(folder, change):
         (lambda folder: reindex(folder, lambda m: m.update(x="")), "''"),
         (lambda folder: reindex(folder, lambda m: m.update(x="a\0.safetensors")), "'a\\x00.safetensors'"),
         (lambda folder: reindex(folder, lambda m: m.update(x=3)), "no weight_map"),
+        (lambda folder: reindex(folder, lambda m: m.update(x="n" * 300 + ".safetensors")), "missing"),
         (lambda folder: reindex(folder, lambda m: m.clear()), "tensors are missing"),
         (lambda folder: (folder / INDEX).write_text("[]"), "a list"),
         (lambda folder: (folder / INDEX).write_text("{}"), "no weight_map"),
@@ -381,13 +383,22 @@ def test_dtypes_may_differ_in_the_norms_alone(saved):
     assert load(folder, dtype=torch.float32).lm_head.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "last.ckpt", "model.gguf"])
-def test_other_formats_are_named_and_not_opened(saved, name):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        *[
+            (name, "weights_only=True")
+            for name in ("pytorch_model.bin", "consolidated.00.pth", "model.pt", "last.ckpt")
+        ],
+        ("model.gguf", "gguf_file"),
+    ],
+)
+def test_other_formats_are_named_and_not_opened(saved, name, remedy):
     """The file would write another one if it were unpickled."""
     _, folder = saved()
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(b"cposix\nsystem\n(S'touch " + bytes(folder / "opened") + b"'\ntR.")
-    assert_refused(folder, name, "save_pretrained")
+    assert_refused(folder, name, remedy)
     assert not (folder / "opened").exists()
 
 
@@ -411,7 +422,10 @@ def test_damage_is_told_apart(saved, damage, said):
 
 @pytest.mark.parametrize("n_layers", [1, 2, 4, 10**6])
 def test_another_number_of_layers_is_refused_at_once(saved, n_layers):
+    """Also with a tensor of the last of a million layers; building them would take minutes."""
     _, folder = saved()
+    if n_layers == 10**6:
+        change_tensors(folder, lambda tensors: tensors.update({"model.layers.999999.foo": torch.ones(2)}))
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": n_layers}
     (folder / "config.json").write_text(json.dumps(config))
     assert_refused(folder, "tensors")
@@ -464,7 +478,7 @@ def stop_before_call(monkeypatch, number):
         return call
 
     for name in ("replace", "unlink"):
-        monkeypatch.setattr(checkpoint.Path, name, counted(getattr(checkpoint.Path, name)))
+        monkeypatch.setattr(saving.Path, name, counted(getattr(saving.Path, name)))
 
 
 @pytest.mark.parametrize("sizes", [(40_000, 40_000), (10**9, 40_000), (40_000, 10**9), (10**9, 10**9)])
@@ -487,6 +501,92 @@ def test_at_every_moment_of_a_save_one_whole_model_is_there(saved, make_model, c
         assert not list(folder.glob("*.partial"))
         shutil.rmtree(folder)
     assert found == sorted(found)  # first the old one, from some moment on the new one
+
+
+def interrupted(monkeypatch, number, *arguments):
+    """A save that stops before its numberth rename or removal; whether it did."""
+    with monkeypatch.context() as patch:
+        stop_before_call(patch, number)
+        try:
+            save_checkpoint(*arguments)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def which(folder, models):
+    """The index of the model whose every weight and eps the directory holds; None if it refuses to load."""
+    try:
+        loaded = load(folder)
+    except InputError:
+        return None
+    same = [
+        loaded.config == model.config
+        and all(torch.equal(weight, model.state_dict()[name]) for name, weight in loaded.state_dict().items())
+        for model in models
+    ]
+    assert sum(same) == 1, "a mix of models"
+    return same.index(True)
+
+
+@pytest.mark.parametrize("first", range(2, 14, 2))
+def test_saves_that_stop_one_after_the_other_mix_nothing(saved, make_model, config, monkeypatch, first):
+    models = [make_model(config, seed=seed) for seed in range(4)]
+    for second in range(2, 12):
+        _, folder = saved()
+        save_checkpoint(folder, models[0], TOKENIZER, 40_000)
+        save_checkpoint(folder, models[1], TOKENIZER, 40_000)
+        interrupted(monkeypatch, first, folder, models[2], TOKENIZER, 40_000)
+        assert which(folder, models) in (1, 2)
+        interrupted(monkeypatch, second, folder, models[3], TOKENIZER, 40_000)
+        assert which(folder, models) in (1, 2, 3)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("sizes", [(40_000, 40_000), (10**9, 40_000), (40_000, 10**9), (10**9, 10**9)])
+def test_another_config_or_tokenizer_is_never_read_with_the_old_weights(saved, make_model, config, monkeypatch, sizes):
+    models = [make_model(config, seed=1), make_model(replace(config, rms_norm_eps=7e-4), seed=2)]
+    found, stopped = [], True
+    while stopped:
+        _, folder = saved()
+        save_checkpoint(folder, models[0], TOKENIZER, sizes[0])
+        (folder / "tokenizer.json").write_text("{}")
+        stopped = interrupted(monkeypatch, len(found), folder, models[1], TOKENIZER, sizes[1])
+        found.append(which(folder, models))
+        shutil.rmtree(folder)
+    assert found[0] == 0
+    assert found[-1] == 1
+    assert found == sorted(found, key=lambda model: {0: 0, None: 1, 1: 2}[model])
+
+
+def test_a_save_removes_another_models_files_and_nobody_elses(saved, make_model, config):
+    _, folder = saved()
+    theirs = ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+              "chat_template.jinja", "generation_config.json"]  # fmt: skip
+    mine = ["metrics.jsonl", "thesis.partial", "weights-a-of-b.safetensors", "model-notes.txt"]
+    for name in [*theirs, *mine]:
+        (folder / name).write_text("{}")
+    (folder / "outside").write_text("kept")
+    (folder / "tokenizer.model.partial").symlink_to(folder / "outside")
+    save_checkpoint(folder, make_model(config), TOKENIZER)
+    kept = ["config.json", "model.safetensors", "outside", "tokenizer.model"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*kept, *mine])
+    assert (folder / "outside").read_text() == "kept"
+
+
+def test_weights_can_be_read_by_whoever_may_read_the_config(saved):
+    _, folder = saved()
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+
+
+@pytest.mark.parametrize("name", ["file/below", "n" * 300])
+def test_a_folder_that_cant_be_is_refused_in_one_line(saved, tmp_path, name):
+    model, _ = saved()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="can't be written"):
+        save_checkpoint(tmp_path / name, model, TOKENIZER)
+    with pytest.raises(InputError, match="no checkpoint directory"):
+        load(tmp_path / name)
 
 
 # Memory, and looking without loading

@@ -90,11 +90,34 @@ def test_a_scaling_without_a_number_that_it_needs_is_refused(key):
         ({"type": "dynamic", "factor": 2.5}, 160),
         ({"type": "yarn", "factor": 4.0}, 256),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "finetuned": True}, 128),
         ({"type": "dynamic", "factor": 1e300}, 2**31 - 1),
     ],
 )
 def test_the_context_is_that_of_the_scaled_positions(scaling, length):
     assert LlamaConfig.from_dict(VALUES | {"rope_scaling": scaling}).context_length == length
+
+
+def test_max_sequence_length_is_llama_1s_context_and_vicunas():
+    bare = {key: value for key, value in VALUES.items() if key != "max_position_embeddings"}
+    assert LlamaConfig.from_dict(bare | {"max_sequence_length": 96}).context_length == 96
+    assert LlamaConfig.from_dict(VALUES | {"max_sequence_length": 96}).context_length == 64
+    linear = {"max_sequence_length": 256, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert LlamaConfig.from_dict(VALUES | linear).context_length == 256
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"hidden_act": "swish"},
+        {"quantization_config": {}},
+        {"torch_dtype": "float16", "transformers_version": "4.31.0", "pretraining_tp": 2, "pad_token_id": -1},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0, "mscale_all_dim": 0.0}},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}},
+    ],
+)
+def test_what_changes_no_result_is_taken(harmless):
+    assert LlamaConfig.from_dict(VALUES | harmless).hidden_size == 48
 
 
 def test_mistral_has_a_window_and_its_own_defaults():

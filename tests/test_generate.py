@@ -11,9 +11,10 @@ import torch
 
 import kernels
 from generate import main
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
+from model.saving import save_checkpoint
 from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.conftest import CPU
 from tests.test_generation import greedy

@@ -101,6 +101,7 @@ def test_a_config_json_beside_it_comes_first(tmp_path, config, make_model):
         (8192, {"multiple_of": 4096, "ffn_dim_multiplier": 1.3}, 28672),  # Llama 2 70B
         (4096, {"multiple_of": 1024, "ffn_dim_multiplier": 1.3}, 14336),  # Llama 3 8B
         (2048, {"multiple_of": 256, "ffn_dim_multiplier": 1.5}, 8192),  # Llama 3.2 1B
+        (4096, {"multiple_of": 1, "ffn_dim_multiplier": 1.3}, 14198),  # int(1.3 * 10922), both cut off
     ],
 )
 def test_the_width_of_the_feed_forward_is_metas(dim, params, width):
@@ -121,6 +122,7 @@ def test_a_vocabulary_of_minus_one_is_that_of_the_embedding():
         ({"n_heads": "many"}, ["num_attention_heads", "many"]),
         ({"hidden_dim": None, "multiple_of": 16, "ffn_dim_multiplier": "x"}, ["ffn_dim_multiplier", "x"]),
         ({"hidden_dim": None}, ["intermediate_size is missing"]),
+        ({"hidden_dim": None, "multiple_of": 0.5}, ["intermediate_size is missing"]),
         ({"dim": True}, ["hidden_size is true"]),
     ],
 )
@@ -134,6 +136,12 @@ def test_what_cant_be_honoured_is_refused_with_the_files_path(tmp_path, config, 
 def test_a_given_eps_takes_the_place_of_a_missing_one(tmp_path, config, make_model):
     write(tmp_path, published(make_model(config)), PARAMS | {"norm_eps": None})
     assert load(tmp_path, rms_norm_eps=7e-4).config.rms_norm_eps == 7e-4
+
+
+@pytest.mark.parametrize(("params", "context"), [({"multiple_of": 8}, 2048), ({"hidden_dim": 80}, 32768)])
+def test_a_context_that_isnt_stated_is_metas_or_mistrals(params, context):
+    assert config_values({"dim": 48, **params}, None)["max_position_embeddings"] == context
+    assert config_values({"dim": 48, "max_seq_len": 99, **params}, None)["max_position_embeddings"] == 99
 
 
 def test_pairs_become_halves():
