@@ -1,7 +1,8 @@
-"""Write text with a checkpoint directory: python generate.py --ckpt out/tiny --prompt "import "
+"""Write text with a checkpoint directory, as in: python generate.py --ckpt out/tiny --prompt "import ".
 
 The text goes to stdout as it comes, everything else to stderr. Without --prompt it continues standard input if that is
-a pipe or a file, and begins a text of its own otherwise.
+a pipe or a file, and begins a text of its own otherwise. With --chat it answers; at a terminal Ctrl-C stops an answer
+and Ctrl-D ends the conversation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import random
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 from kernels import InputError
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split(":")[0])
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--ckpt", default="out/tiny", help="directory with config.json, safetensors and a tokenizer")
     add("--prompt", action="append", help="text to continue; several of them are one batch; default: standard input")
@@ -49,6 +52,10 @@ def parse_args() -> argparse.Namespace:
         raise InputError(f"--seed is {args.seed}; expected a number below 2^63")
     if args.system is not None and not args.chat:
         raise InputError("--system is a message of a chat; give --chat too")
+    if args.chat and args.num_samples > 1:
+        raise InputError(
+            f"--num-samples is {args.num_samples}, and a chat goes on from one answer; leave one of them out"
+        )
     return args
 
 
@@ -65,10 +72,14 @@ def read_prompts(given: list[str] | None) -> list[str]:
             return [sys.stdin.buffer.read().decode("utf-8")]
         except UnicodeDecodeError as error:
             raise InputError(f"standard input is not UTF-8 text ({error}); convert it") from error
-    for prompt in given:
-        if any("\ud800" <= character <= "\udfff" for character in prompt):  # bytes that were no UTF-8
-            raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
+    if not all(map(is_text, given)):
+        raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
     return given
+
+
+def is_text(given: str) -> bool:
+    """False for bytes that were no UTF-8, which Python hands on as halves of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in given)
 
 
 def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
@@ -119,12 +130,22 @@ def why_it_ended(model: Llama, prompt_ids: list[int], n_new: int, max_new_tokens
     return f"the full context ({context} tokens)" if len(prompt_ids) + n_new == context else "the end token"
 
 
-def check_room(model: Llama, prompt_ids: list[int], max_new_tokens: int) -> None:
+def check_room(model: Llama, what: str, prompt_ids: list[int], max_new_tokens: int) -> None:
     context = model.config.context_length
     if len(prompt_ids) + min(1, max_new_tokens) > context:
-        raise InputError(
-            f"the prompt has {len(prompt_ids)} tokens and the model's context {context}; give a shorter one"
-        )
+        raise InputError(f"{what} has {len(prompt_ids)} tokens and the model's context {context}; make it shorter")
+
+
+def compiled(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callable:
+    """The step for a token, compiled before it is needed: it takes a while, and the text shouldn't stand still."""
+    from model.decoder import compile_step, warm_up
+
+    started = time.perf_counter()
+    say("compiling the step for a token, about ten seconds")
+    step = compile_step(model)
+    warm_up(model, step, n_texts, capacity, padded)
+    say(f"compiled in {time.perf_counter() - started:.1f} s")
+    return step
 
 
 def stream(tokenizer: Tokenizer, prompt_ids: list[int], new_ids: Iterator[int], echo: bool) -> Iterator[str]:
@@ -147,22 +168,12 @@ def main() -> None:
         args.seed = random.randrange(2**32)
     prompts = read_prompts(args.prompt)
     model, tokenizer, end_ids = load(args)
-    step = None
-    if args.compile:
-        from model.decoder import compile_step
-
-        step = compile_step(model)
-    say(
-        f"loaded in {time.perf_counter() - started:.1f} s" + ("; the second token waits for compilation" * args.compile)
-    )
-    if args.chat:
-        chat(args, prompts, model, tokenizer, end_ids, step)
-    else:
-        complete(args, prompts or [""], model, tokenizer, end_ids, step)
+    say(f"loaded in {time.perf_counter() - started:.1f} s")
+    (chat if args.chat else complete)(args, prompts, model, tokenizer, end_ids)
 
 
 def complete(
-    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int], step: Callable
+    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]
 ) -> None:
     """Continue the prompts: one text is shown as it comes, several one after the other once they are done."""
     from tqdm import tqdm
@@ -170,12 +181,15 @@ def complete(
     from model.generation import generate
 
     encoded = []
-    for prompt in prompts:
+    for prompt in prompts or [""]:
         if not prompt and tokenizer.bos_id is None:
             raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
         encoded += [tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt)] * args.num_samples
     for prompt_ids in encoded:
-        check_room(model, prompt_ids, args.max_new_tokens)
+        check_room(model, "the prompt", prompt_ids, args.max_new_tokens)
+    step, lengths = None, set(map(len, encoded))
+    if args.compile and args.max_new_tokens > 1:
+        step = compiled(model, len(encoded), max(lengths) + args.max_new_tokens, len(lengths) > 1)
     started = time.perf_counter()
     draw = drawing(args, tokenizer.vocab_size, len(encoded), model.embed_tokens.weight.device)
     rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
@@ -192,32 +206,32 @@ def complete(
                 text += [] if id is None else [id]
         for i, (prompt_ids, text) in enumerate(zip(encoded, texts, strict=True), 1):
             print(f"--- {i} of {len(encoded)} ---", "".join(stream(tokenizer, prompt_ids, iter(text), True)), sep="\n")
-    took = time.perf_counter() - started
-    reasons = [
+    took, n_new = time.perf_counter() - started, sum(map(len, texts))
+    reasons = Counter(
         why_it_ended(model, prompt_ids, len(text), args.max_new_tokens)
         for prompt_ids, text in zip(encoded, texts, strict=True)
-    ]
-    n_new = sum(map(len, texts))
-    say(f"{n_new} tokens at {n_new / took:.1f} tokens/s; stopped at {', '.join(reasons)}")
+    )
+    counted = [reason if n == len(texts) else f"{reason} ({n} of {len(texts)})" for reason, n in reasons.items()]
+    say(f"{n_new} tokens at {n_new / took:.1f} tokens/s; stopped at {', '.join(counted)}")
 
 
-def chat(
-    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int], step: Callable
-) -> None:
+def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
     """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
     from model.chat import encode_chat
     from model.generation import generate
 
+    step = None
+    if args.compile and args.max_new_tokens > 1:
+        step = compiled(model, 1, model.config.context_length, False)
     draw = drawing(args, tokenizer.vocab_size, 1, model.embed_tokens.weight.device)
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
     for text in iter(prompts) if prompts else typed():
         messages.append({"role": "user", "content": text})
-        prompt_ids = encode_chat(tokenizer, messages)
-        check_room(model, prompt_ids, args.max_new_tokens)
-        rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
-        new_ids: list[int] = []
-        answer = ""
+        new_ids, answer = [], ""
         try:
+            prompt_ids = encode_chat(tokenizer, messages)
+            check_room(model, "the conversation", prompt_ids, args.max_new_tokens)
+            rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
             for piece in stream(tokenizer, prompt_ids, (new_ids.append(id) or id for [id] in rows), echo=False):
                 print(piece, end="", flush=True)
                 answer += piece
@@ -226,22 +240,37 @@ def chat(
             if prompts:
                 raise
             reason = "Ctrl-C"
+        except InputError as error:
+            if prompts:
+                raise
+            say(f"{error}; the last message is taken back")
+            messages.pop()
+            continue
         print(flush=True)
         say(f"{len(new_ids)} tokens; stopped at {reason}")
         messages.append({"role": "assistant", "content": answer})
 
 
 def typed() -> Iterator[str]:
-    """Lines from the terminal, until Ctrl-D; empty ones are passed over."""
+    """Lines from the terminal, until Ctrl-D; empty ones are passed over, and Ctrl-C clears one that is begun."""
+    with suppress(ImportError):  # not everywhere; with it, lines can be edited and may be long
+        import readline  # noqa: F401
+
     say("type a message; Ctrl-C stops an answer, Ctrl-D ends the conversation")
     while True:
         try:
-            line = input("> ")
+            # The prompt is no part of a text that goes to a file. At a terminal readline itself writes it.
+            with nullcontext() if sys.stdout.isatty() else redirect_stdout(sys.stderr):
+                line = input("> ")
         except EOFError:
+            say("")
             return
-        except UnicodeDecodeError as error:
-            raise InputError(f"what was typed is not UTF-8 text ({error}); check the terminal's encoding") from error
-        if line.strip():
+        except KeyboardInterrupt:
+            say("")
+            continue
+        if not is_text(line):
+            say("that was not UTF-8 text; check the encoding of the terminal")
+        elif line.strip():
             yield line
 
 

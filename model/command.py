@@ -78,9 +78,11 @@ def run(main: Callable[[], None]) -> None:
     """Run a command: bad input ends in one line on stderr and exit code 2, Ctrl-C in 130, both without a traceback."""
     try:
         main()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        text = " ".join(str(error).split())
+        print(f"error: {text if len(text) <= 1000 else text[:1000] + ' ...'}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

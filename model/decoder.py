@@ -16,6 +16,8 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 
+from kernels import InputError
+from kernels.compiled import check_device
 from model.attention import KVCache, Span, make_span
 from model.llama import Block, Llama
 
@@ -25,9 +27,17 @@ BLOCK = 64  # keys are read in blocks of so many, so that the mask's shape seldo
 def compile_step(model: Llama) -> Callable[..., Tensor]:
     """A stand-in for `model` where every sequence gets one more token: (B, 1) -> logits (B, 1, vocab_size).
 
-    It takes what Llama.forward takes, caches included. The first call compiles.
+    It takes what Llama.forward takes, caches included. The first call compiles, and so does the first one with
+    another batch size. Raises InputError where that can't be done.
     """
-    on_cpu = model.embed_tokens.weight.device.type == "cpu"
+    device = model.embed_tokens.weight.device
+    check_device(device)
+    on_cpu = device.type == "cpu"
+    if on_cpu and model.embed_tokens.weight.dtype != torch.float32 and torch.__version__ < "2.13":
+        raise InputError(
+            f"--compile in half precision ends in an error of torch {torch.__version__}'s compiler on a CPU; use torch "
+            "2.13 (no version between was tried), --dtype float32, or leave --compile out"
+        )
     run = _layer_by_layer(model) if on_cpu else torch.compile(model.run, mode="reduce-overhead", dynamic=False)
 
     def step(tokens: Tensor, caches: list[KVCache], logits_to_keep: int = 1, padding: Tensor | None = None) -> Tensor:
@@ -49,6 +59,18 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
         return logits
 
     return step
+
+
+def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity: int, padded: bool) -> None:
+    """Let `step` compile for a batch whose caches hold `capacity` tokens, so that no text waits for it later."""
+    device = model.embed_tokens.weight.device
+    caches = model.new_cache(batch_size, capacity)
+    for cache in caches:
+        cache.length = 1
+    with torch.inference_mode():
+        tokens = torch.zeros(batch_size, 1, dtype=torch.long, device=device)
+        padding = torch.zeros(batch_size, dtype=torch.long, device=device) if padded else None
+        step(tokens, caches, padding=padding)
 
 
 def _layer_by_layer(model: Llama) -> Callable[[Tensor, Span, list[KVCache]], Tensor]:

@@ -28,7 +28,7 @@ def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, generat
         ordered, order = logits.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1).roll(1, -1)  # the probability of all likelier tokens
         before[:, 0] = 0
-        logits = logits.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), -torch.inf)
+        logits = torch.empty_like(logits).scatter(-1, order, ordered.masked_fill(before >= top_p, -torch.inf))
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 

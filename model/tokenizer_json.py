@@ -79,8 +79,10 @@ class JsonTokenizer(Tokenizer):
                         [tokenizers.AddedToken(token.text, special=token.control, normalized=token.normalized, **flags)]
                     )
             model.encode("a")
-        except Exception as error:  # the package has no class of its own: this is what it raises
-            reason = " ".join(str(error).split())
+        except BaseException as error:  # the package raises plain Exception, and what a panic in it raises is none
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"{self._path} can't be used ({reason}); fetch it again, or use tokenizer.model"
             ) from error

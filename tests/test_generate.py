@@ -74,6 +74,47 @@ def test_every_norm_writes_prompt_and_greedy_text_to_stdout_alone(write, checkpo
     assert out.strip() not in err
 
 
+def test_the_flags_of_sampling_reach_it(write):
+    likeliest = write("--prompt", "once", "--temperature", 0)[1]
+    assert write("--prompt", "once", "--top-k", 1)[1] == write("--prompt", "once", "--top-p", 1e-9)[1] == likeliest
+    assert write("--prompt", "once", "--seed", 1)[1] != likeliest
+
+
+def test_the_weights_are_computed_in_the_dtype_and_on_the_device_asked_for(write):
+    assert "bfloat16 on cpu" in write("--dtype", "bfloat16")[2]
+    assert "float32 on cpu" in write("--device", "cpu")[2]
+    code, _, err = write("--device", "meta")
+    assert code == 2
+    assert "--device meta" in err
+
+
+@pytest.mark.parametrize("prompts", [["once"], ["once", "there was a lily"]])
+def test_compilation_changes_no_text(write, monkeypatch, prompts):
+    from model import decoder
+
+    calls, compile_step = [], decoder.compile_step
+
+    def counted(model):
+        step = compile_step(model)
+        return lambda *arguments, **options: calls.append(None) or step(*arguments, **options)
+
+    monkeypatch.setattr(decoder, "compile_step", counted)
+    arguments = [part for prompt in prompts for part in ("--prompt", prompt)] + ["--temperature", 0]
+    code, out, err = write(*arguments, "--compile")
+    assert (code, out) == write(*arguments)[:2]
+    assert len(calls) == 1 + 19  # one to warm up, and the first token comes from the prefill
+    assert re.search(r"compiled in [\d.]+ s", err)
+
+
+def test_the_reasons_of_several_texts_are_counted(write, checkpoint, tmp_path):
+    model, tokenizer = load(checkpoint)
+    ends = greedy(model, tokenizer.encode("once", bos=True), 20)[4]
+    folder = changed(checkpoint, tmp_path, eos_token_id=[ends])
+    prompts = ["--prompt", "once", "--prompt", "there was a lily", "--temperature", 0]
+    _, _, err = write("--ckpt", folder, *prompts)
+    assert "stopped at the end token (1 of 2), --max-new-tokens (1 of 2)" in err
+
+
 @pytest.mark.parametrize("seed", [0, 1337])
 def test_a_seed_repeats_the_text(write, seed):
     first, again, other = (write("--seed", s)[:2] for s in (seed, seed, seed + 1))
@@ -149,7 +190,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(write, ch
     code, out, err = write("--ckpt", chat_checkpoint, "--prompt", "once upon a time " * 30, *flags)
     assert (code, out) == (2, "")
     assert "the model's context 64" in err
-    assert re.search(r"the prompt has \d+ tokens", err)
+    assert re.search(rf"the {'conversation' if flags else 'prompt'} has \d+ tokens", err)
 
 
 def test_standard_input_is_a_prompt(write, checkpoint):
@@ -255,9 +296,14 @@ def test_a_chat_without_a_template_is_refused(write):
 
 
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program(write, chat_checkpoint, monkeypatch):
-    typed = iter(["a", "", "b"])
-    monkeypatch.setattr("builtins.input", lambda _: next(typed, None) or raise_(EOFError))
-    typed = iter(["a", "b"])
+    """Ctrl-C at the prompt clears the line; empty lines and what is no text or too long are passed over."""
+    typed = iter([KeyboardInterrupt, "a", "  ", "\udcff", "once upon a time " * 30, "b", EOFError])
+
+    def type_next(_):
+        line = next(typed)
+        return line if isinstance(line, str) else raise_(line)
+
+    monkeypatch.setattr("builtins.input", type_next)
     calls = []
     forward = Llama.forward
 
@@ -274,6 +320,8 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program(write, cha
     first, _ = chat_text(chat_checkpoint, "user: a\nlily:", 2)
     second, _ = chat_text(chat_checkpoint, f"user: a\nassistant: {first}\nuser: b\nlily:", 3)
     assert (code, out) == (0, f"{first}\n{second}\n")
+    assert "that was not UTF-8 text" in err
+    assert re.search(r"the conversation has \d+ tokens and the model's context 64.*taken back", err)
     assert "2 tokens; stopped at Ctrl-C" in err
     assert "3 tokens; stopped at --max-new-tokens" in err
 
@@ -297,6 +345,7 @@ def raise_(error):
         (["--num-samples", "0"], "argument --num-samples: '0'"),
         (["--seed", str(2**63)], "--seed is 9223372036854775808"),
         (["--system", "be kind"], "--chat"),
+        (["--chat", "--num-samples", "3"], "--num-samples is 3"),
         (["--prompt", "\udcff"], "UTF-8"),  # how Python hands on an argument that isn't UTF-8
     ],
 )
