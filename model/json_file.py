@@ -25,7 +25,7 @@ def read_file(path: Path) -> bytes:
             raise InputError(f"{path} has {path.stat().st_size:,} bytes; expected at most {LARGEST:,}")
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise InputError(f"no {path.name} at {path}; expected one there") from error
+        raise InputError(f"{path} is missing; expected a file there") from error
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror}); make it readable, or fetch it again") from error
 

@@ -205,7 +205,7 @@ def test_a_missing_or_null_key_is_refused_by_name(key, value):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "no config"),
+        (None, "is missing; expected a file"),
         (b"", "is not JSON"),
         (b"{'vocab_size': 61}", "is not JSON"),
         (b"\xff\xfe", "is not UTF-8"),

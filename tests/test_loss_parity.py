@@ -133,4 +133,4 @@ def test_a_run_that_fails_is_reported_with_its_reason(tmp_path, monkeypatch, com
     monkeypatch.chdir(tmp_path)
     code, out, err = command(loss_parity.main, "--config", "nothing.json", "--out", "parity")
     assert (code, out) == (2, "")
-    assert err.splitlines()[-1].startswith("error: train.py --norm reference failed: error: no config at nothing.json")
+    assert err.splitlines()[-1].startswith("error: train.py --norm reference failed: error: nothing.json is missing")
