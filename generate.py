@@ -92,9 +92,9 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
 
     device = choose_device(args.device)
     norm = load_backend(args.norm, device)
-    tokenizer = load_tokenizer(args.ckpt)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
+    tokenizer = load_tokenizer(args.ckpt)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(
             f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {model.config.vocab_size} "

@@ -106,5 +106,5 @@ def _remove_stale(folder: Path, written: set[str]) -> None:
     for path in sorted(folder.iterdir(), key=lambda path: path.name != "model.safetensors"):  # which beats an index
         name = path.name.removesuffix(".partial")
         ours = name in STALE or name == "config.json" or SHARD.fullmatch(name)
-        if ours and path.name not in written and path.name != "generation_config.json":
+        if ours and path.name not in written:
             path.unlink()
