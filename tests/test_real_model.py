@@ -18,11 +18,10 @@ from model.checkpoint import load_checkpoint
 from model.decoder import compile_step
 from model.generation import generate
 from tests.conftest import CPU
-from tests.real_model import make_real_model
+from tests.real_model import FOLDER, make_real_model
 
 pytestmark = pytest.mark.real
 NORMS = ["reference", "torch", "compile", "triton"]
-FOLDER = Path(__file__).resolve().parent.parent / "out/smollm2"  # kept: making it takes half a minute
 
 PROSE = "The lighthouse keeper climbed the stairs every evening at six, and every evening he counted them. "
 PROMPTS = {
@@ -101,6 +100,8 @@ def ours_in(folder, norm, dtype=None, eps=None):
 def test_logits_are_those_of_transformers(folder, prompts, wanted, norm):
     if norm == "triton":  # some seconds a prompt in the interpreter
         wanted = {kind: wanted[kind] for kind in ("prose", "one token")}
+    elif norm != "torch":
+        wanted = {kind: wanted[kind] for kind in wanted if kind != "long"}
     found = distances(logits_of(ours_in(folder, norm), {kind: prompts[kind] for kind in wanted}), wanted)
     assert max(found.values()) < FLOAT32_BOUND, found
 
@@ -149,12 +150,12 @@ def test_half_precision_is_as_exact_as_transformers(folder, prompts, dtype, norm
 
 @pytest.fixture(scope="module")
 def greedy(theirs, prompts):
-    """By kind of prompt, transformers' 100 greedy tokens and the smallest lead that one of them had, in logits."""
-    options = transformers.GenerationConfig(
-        do_sample=False, max_new_tokens=100, return_dict_in_generate=True, output_logits=True, pad_token_id=0
-    )
+    """By kind of prompt, transformers' greedy tokens and the smallest lead that one of them had, in logits."""
     result = {}
-    for kind in ("prose", "code"):
+    for kind, n_new in (("prose", 100), ("code", 30)):
+        options = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=n_new, return_dict_in_generate=True, output_logits=True, pad_token_id=0
+        )
         output = theirs.generate(prompts[kind], generation_config=options)
         best = torch.cat(output.logits).topk(2).values
         result[kind] = output.sequences[0, prompts[kind].shape[1] :].tolist(), (best[:, 0] - best[:, 1]).min().item()
@@ -175,13 +176,12 @@ def test_greedy_tokens_are_those_of_transformers(folder, prompts, wanted, greedy
         # Rounding moves a logit by up to the bound times their rms; one of 49152 moves up to 5 times as far.
         rms = wanted[kind][:, -1].square().mean().sqrt().item()
         assert lead > 2 * 5 * FLOAT32_BOUND * rms, f"{kind}: a near tie, by {lead:.1e}; choose another prompt"
-        assert len(tokens) == 100
-        n_new = 100 if norm != "triton" else 20  # the interpreter takes a second for a token
+        n_new = len(tokens) if norm != "triton" else 8  # the interpreter takes a second for a token
         rows = generate(model, [prompts[kind][0].tolist()], n_new, set(), lambda logits: logits.argmax(-1), step)
         assert [id for [id] in rows] == tokens[:n_new], kind
 
 
 def test_a_batch_of_prompts_gets_the_tokens_of_each(folder, prompts, greedy):
     batch = [prompts[kind][0].tolist() for kind in greedy]
-    rows = generate(ours_in(folder, "torch"), batch, 40, set(), lambda logits: logits.argmax(-1))
-    assert [list(column) for column in zip(*rows, strict=True)] == [tokens[:40] for tokens, _ in greedy.values()]
+    rows = generate(ours_in(folder, "torch"), batch, 30, set(), lambda logits: logits.argmax(-1))
+    assert [list(column) for column in zip(*rows, strict=True)] == [tokens[:30] for tokens, _ in greedy.values()]

