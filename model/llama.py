@@ -40,9 +40,11 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
         self.config = config
-        # Drawn with the others below: nn.Embedding's own way loads half a compiler where tensors are shapes alone.
         rows = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
+        if rows.is_meta:  # shapes alone: to draw them as nn.Embedding does, PyTorch would load half a compiler
+            self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
+        else:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, norm) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
         # A tied head is no parameter of its own: the embedding is read a second time.
