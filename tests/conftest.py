@@ -57,18 +57,23 @@ def config() -> LlamaConfig:
     )
 
 
+def draw_weights(model: torch.nn.Module, std: float) -> None:
+    """Weights that all matter, for a model of ours or of transformers: norms away from 1, no bias at 0."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        else:
+            torch.nn.init.normal_(parameter, std=std)
+
+
 @pytest.fixture
 def make_model():
-    """A model whose every weight matters: norms away from 1, and rows small enough for eps to show."""
+    """A model whose every weight matters, with rows small enough for eps to show."""
 
     def make(config: LlamaConfig, norm: str = "reference", seed: int = 0) -> Llama:
         torch.manual_seed(seed)
         model = Llama(config, kernels.load_backend(norm, CPU)).eval()
-        for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
-                torch.nn.init.uniform_(parameter, 0.5, 1.5)
-            else:
-                torch.nn.init.normal_(parameter, std=0.06)
+        draw_weights(model, std=0.06)
         return model
 
     return make

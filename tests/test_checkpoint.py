@@ -21,7 +21,7 @@ from model import checkpoint, saving
 from model.checkpoint import INDEX, load_checkpoint, to_file_name
 from model.norm import RMSNorm
 from model.saving import save_checkpoint
-from tests.conftest import CPU
+from tests.conftest import CPU, draw_weights
 
 TOKENIZER = SimpleNamespace(files={"tokenizer.model": b"the bytes of a tokenizer"})
 TOKENS = torch.arange(60).view(3, 20)
@@ -218,11 +218,7 @@ def theirs_of(config, dtype=torch.float32, **changed):
     values = config.to_dict() | changed
     kind = transformers.MistralConfig if values["model_type"] == "mistral" else transformers.LlamaConfig
     model = transformers.AutoModelForCausalLM.from_config(kind(**values), dtype=dtype).eval()
-    for name, weight in model.named_parameters():
-        if name.endswith("norm.weight"):
-            torch.nn.init.uniform_(weight, 0.5, 1.5)
-        else:
-            torch.nn.init.normal_(weight, std=0.1)
+    draw_weights(model, std=0.1)
     return model
 
 
