@@ -2,45 +2,68 @@
 
 Everything has a default: the tiny model of configs/tiny.json, on the source of Python's standard library, in a few
 minutes on two CPU cores. The result is a checkpoint directory that generate.py and transformers load.
+
+    python train.py --resume                            goes on where the run of --out stopped, to the bit
+    torchrun --nproc-per-node 2 train.py                in two processes; with --fsdp the weights are divided too
+    python train.py --config configs/llama2-7b.json --plan 8    what a run would need of 8 GPUs; trains nothing
+
+Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143. Bad input, a loss that is no number and a
+full disk end with 2; what was saved before stands.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import os
+import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels import InputError
-from model.command import Parser, choose_autocast_dtype, choose_device, not_negative, positive, run, say
+from model.command import (
+    Parser,
+    caught_signals,
+    choose_autocast_dtype,
+    not_negative,
+    positive,
+    rank,
+    run,
+    say,
+    world_size,
+)
+from model.run_folder import METRICS, STATE, begin_run, check_folder, earlier_metrics, newest_step, saved_arguments
 
 if TYPE_CHECKING:
-    import argparse
-
     import numpy as np
     import torch
 
     from model.config import LlamaConfig
     from model.llama import Llama
-    from model.tokenizer import Tokenizer
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
+NORM_SEQUENCES = 4  # of them, those that --log-norms looks at
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split(":")[0])
+    parser = Parser(__doc__)
     add = parser.add_argument
-    add("--config", default=Path(__file__).parent / "configs/tiny.json", help="the model's shape, a config.json")
+    add("--config", default=str(Path(__file__).parent / "configs/tiny.json"), help="the model's shape, a config.json")
     add("--data", default="python", help="python (its standard library's source), shakespeare, a text file or a folder")
-    add("--out", default="out/tiny", help="checkpoint directory, metrics and loss plot go here")
+    add("--out", default="out/tiny", help="folder for the checkpoint, what --resume needs, metrics and curves")
+    add("--resume", action="store_true", help="go on with the run in --out, with its arguments but for those given now")
     parser.add_backend_arguments(["float32", "bfloat16"])
-    add("--compile", action="store_true", help="run the whole model under torch.compile")
+    add("--compile", action=argparse.BooleanOptionalAction, help="compile the model; if left out, on a GPU alone")
+    add("--fsdp", action="store_true", help="divide weights and optimiser among the processes of torchrun (FSDP2)")
+    add("--checkpoint-activations", action="store_true", help="less memory: compute each layer again for its backward")
     add("--steps", type=positive(int), default=100, help="optimiser steps")
-    add("--batch-size", type=positive(int), default=16, help="sequences a step")
+    add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
-    add("--grad-accum", type=positive(int), default=1, help="parts that a step's sequences are computed in")
+    add("--grad-accum", type=positive(int), default=1, help="parts that a process computes its sequences of a step in")
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer; the config's, if left out")
     add("--lr", type=positive(float), default=2e-3, help="learning rate at its peak")
     add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine; if left out, --lr / 20")
@@ -50,9 +73,16 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=not_negative(int), default=1337, help="of the weights, the order of the data and the sample")
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
+    add("--log-norms", type=positive(int), metavar="N", help="every N steps, the mean square of each norm's input")
+    add("--plan", type=positive(int), nargs="?", const=1, metavar="PROCESSES", help="print what a run needs, and end")
     args = parser.parse_args()
-    if args.min_lr is None:
-        args.min_lr = args.lr / 20
+    if args.resume:
+        before = saved_arguments(Path(args.out))
+        parser.set_defaults(**before)
+        args = parser.parse_args()
+        for name, value in before.items():
+            if getattr(args, name, value) != value:
+                say(f"--{name.replace('_', '-')} {getattr(args, name)} in place of the run's {value}")
     return args
 
 
@@ -60,8 +90,9 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
     """Of step 0, 1, ...: a linear warm-up, then a half cosine that reaches --min-lr at the last step."""
     if step < args.warmup:
         return args.lr * (step + 1) / args.warmup
+    min_lr = args.lr / 20 if args.min_lr is None else args.min_lr
     progress = (step - args.warmup) / max(1, args.steps - 1 - args.warmup)
-    return args.min_lr + (args.lr - args.min_lr) * (1 + math.cos(math.pi * progress)) / 2
+    return min_lr + (args.lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
@@ -112,157 +143,212 @@ def summed_loss(model: Llama, batch: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
 
 
-def check_out(folder: Path, config: LlamaConfig, tokenizer: Tokenizer) -> None:
-    """Raises InputError when the folder can't take this run's checkpoint without destroying another model."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
-    weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
-    if not weights and not (folder / "config.json").exists():
-        return
-    try:
-        same = type(config).load(folder / "config.json") == config
-        same = same and all((folder / name).read_bytes() == content for name, content in tokenizer.files.items())
-    except (OSError, InputError):
-        same = False
-    if not same:
-        raise InputError(
-            f"--out {folder} holds another model; its config or tokenizer is not this run's; name another folder"
-        )
-    say(f"{folder} holds an earlier run of this model; its checkpoint is replaced at the first save")
+def step_seed(seed: int, step: int, process: int) -> int:
+    """For what draws random numbers in a step, as a norm of one's own may: they too follow from the step alone."""
+    import numpy as np
 
-
-def plot_losses(metrics: list[dict[str, Any]], unigram_loss: float, path: Path) -> None:
-    """Training and validation loss over the steps, and the loss of predicting by frequency alone."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot([m["step"] for m in metrics], [m["loss"] for m in metrics], color="0.7", linewidth=1, label="training")
-    evaluated = [m for m in metrics if "val_loss" in m]
-    axes.plot([m["step"] for m in evaluated], [m["val_loss"] for m in evaluated], "o-", color="C0", label="validation")
-    axes.axhline(unigram_loss, color="C3", linestyle="--", linewidth=1, label="unigram distribution")
-    axes.set(xlabel="step", ylabel="loss, nats a token", title=f"{path.parent.name}: loss")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return int(np.random.default_rng((seed, step, process)).integers(2**63))
 
 
 def main() -> None:
     args = parse_args()
-    import numpy as np
-    import torch
-    from tqdm import tqdm
-
-    from kernels import load_backend
     from model.config import LlamaConfig
-    from model.generation import generate, sample
-    from model.llama import Llama
-    from model.saving import save_checkpoint
-    from model.tokenizer import load_tokenizer
-    from scripts.prepare_data import prepare
 
-    # What was asked for, checked before anything is written.
     config = LlamaConfig.load(args.config)
+    if args.vocab_size:
+        config = replace(config, vocab_size=args.vocab_size)
     if args.block_size > config.max_position_embeddings:
         raise InputError(
             f"--block-size is {args.block_size} and {args.config} has max_position_embeddings "
             f"{config.max_position_embeddings}; use a block of at most that"
         )
-    if args.grad_accum > args.batch_size:
-        raise InputError(f"--grad-accum {args.grad_accum} parts can't share --batch-size {args.batch_size} sequences")
-    device = choose_device(args.device)
+    processes = args.plan or world_size()
+    if args.grad_accum > args.batch_size // processes:
+        raise InputError(
+            f"--batch-size {args.batch_size} has too few sequences for {processes} processes with --grad-accum "
+            f"{args.grad_accum} parts each; expected one a part"
+        )
+    from model.processes import own_device, process_group
+
+    device = own_device(args.device)
+    if args.plan:
+        from kernels import load_backend
+        from model.plan import plan
+
+        print(plan(config, load_backend(args.norm, device), args, choose_autocast_dtype(args.dtype, device)))
+        return
+    with process_group(device):
+        stopped_by = train(args, config, device)
+    if stopped_by:
+        sys.exit(128 + stopped_by)
+
+
+def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -> int:
+    """The run. Returns the number of the signal that stopped it, or 0."""
+    import numpy as np
+    import torch
+    from tqdm import tqdm
+
+    from kernels import load_backend
+    from model.checkpoint import load_checkpoint
+    from model.curves import plot_losses, plot_norms
+    from model.generation import generate, sample
+    from model.llama import Llama, checkpoint_layers
+    from model.norm import input_mean_squares
+    from model.processes import divide, gradient_sync, in_turn, part_of, summed, wait_for_all, whole, whole_weights
+    from model.resume import load_state, save_state
+    from model.saving import save_checkpoint
+    from model.tokenizer import load_tokenizer
+    from scripts.prepare_data import prepare
+
+    # What was asked for, checked before anything is written.
     dtype = choose_autocast_dtype(args.dtype, device)
     norm = load_backend(args.norm, device)
-    if args.compile:
+    compiled = device.type == "cuda" if args.compile is None else args.compile
+    if compiled:
         from kernels.compiled import check_device
 
         check_device(device)
 
     # Data and tokenizer; the vocabulary is the tokenizer's, which a short text can make smaller than asked for.
-    data_folder = prepare(args.data, args.vocab_size or config.vocab_size, Path("out/data"))
+    for _ in in_turn():
+        data_folder = prepare(args.data, config.vocab_size, Path("out/data"))
     train_tokens, held_out, meta = load_tokens(data_folder, args.block_size)
     tokenizer = load_tokenizer(data_folder)
     config = replace(
         config, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id
     )
     out = Path(args.out)
-    check_out(out, config, tokenizer)
+    check_folder(out, config, tokenizer, meta, args.resume)
+    done = newest_step(out / STATE) if args.resume else 0
+    if done >= args.steps:
+        say(f"the run in {out} has {done} steps behind it; --steps N takes it further")
+        return 0
+    metrics = earlier_metrics(out / METRICS, done)
 
     torch.manual_seed(args.seed)
-    model = Llama(config, norm).to(device)
+    model = Llama(config, norm)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    if args.checkpoint_activations:
+        checkpoint_layers(model)
+    wrapped = divide(model, device, args.fsdp, dtype)
+    forward = torch.compile(wrapped) if compiled else wrapped
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95))
-    forward = torch.compile(model) if args.compile else model
-    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    if done:
+        load_state(out / STATE, done, model, optimizer)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32 and not args.fsdp)
     eval_starts = np.linspace(0, len(held_out) - args.block_size - 1, EVAL_SEQUENCES, dtype=np.int64)
 
-    n_parameters = sum(p.numel() for p in model.parameters())
+    dtype_name = str(dtype).removeprefix("torch.")
     say(f"{n_parameters / 1e6:.2f} M parameters, vocabulary {config.vocab_size}, {len(train_tokens):,} training tokens")
-    say(f"norm {norm.description}, eps {config.rms_norm_eps:g}, {str(dtype).removeprefix('torch.')} on {device}")
+    say(f"norm {norm.description}, eps {config.rms_norm_eps:g}, {dtype_name} on {device}{', compiled' * compiled}")
+    if world_size() > 1:
+        say(f"{world_size()} processes, {'FSDP2: each has its part of the weights' if args.fsdp else 'data parallel'}")
+    if args.resume:
+        say(f"{out} goes on after step {done}")
 
     @torch.no_grad()
     def validation_loss() -> float:
-        total = 0.0
+        total = torch.zeros((), device=device)
         for starts in np.array_split(eval_starts, math.ceil(EVAL_SEQUENCES / args.batch_size)):
             with autocast:
-                total += summed_loss(forward, windows(held_out, starts, args.block_size).to(device)).item()
-        return total / (EVAL_SEQUENCES * args.block_size)
+                total += summed_loss(forward, windows(held_out, part_of(starts), args.block_size).to(device))
+        return summed(device, total)[0] / (EVAL_SEQUENCES * args.block_size)
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out} can't be made ({error.strerror}); name a folder that can") from error
-    metrics = []
-    with (out / "metrics.jsonl").open("w") as metrics_file, tqdm(total=args.steps, unit="step", disable=None) as bar:
-        for step in range(args.steps):
+    def save(steps: int) -> None:
+        weights = whole_weights(model)
+        if rank() == 0:
+            save_checkpoint(out, model, tokenizer, weights=weights)
+        # Last, since --resume begins from it: what it does again, it does to the bit.
+        save_state(out / STATE, steps, model, optimizer)
+
+    wait_for_all()
+    if rank() == 0:
+        about = {
+            "norm": norm.description,
+            "dtype": dtype_name,
+            "device": str(device),
+            "compiled": compiled,
+            "data": meta,
+        }
+        begin_run(out, args, metrics, about)
+    wait_for_all()
+    n_targets = args.batch_size * args.block_size
+    val_loss = math.nan
+    with (
+        open(out / METRICS if rank() == 0 else os.devnull, "a") as metrics_file,
+        tqdm(total=args.steps, initial=done, unit="step", disable=None if rank() == 0 else True) as bar,
+        caught_signals() as caught,
+    ):
+        for step in range(done, args.steps):
             started = time.perf_counter()
+            torch.manual_seed(step_seed(args.seed, step, rank()))
             lr = learning_rate(step, args)
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-            batch = windows(train_tokens, batch_starts(len(train_tokens), step, args), args.block_size).to(device)
-            n_targets = batch[:, 1:].numel()
+            starts = part_of(batch_starts(len(train_tokens), step, args))
+            parts = windows(train_tokens, starts, args.block_size).to(device).tensor_split(args.grad_accum)
             loss = torch.zeros((), device=device)
-            for part in batch.tensor_split(args.grad_accum):
+            for i, part in enumerate(parts):
                 # Each part's sum over the step's count: parts of unequal size weigh as their targets do.
-                with autocast:
-                    part_loss = summed_loss(forward, part) / n_targets
-                part_loss.backward()
+                with gradient_sync(wrapped, i + 1 == len(parts)):
+                    with autocast:
+                        part_loss = summed_loss(forward, part) / n_targets
+                    (part_loss * world_size()).backward()  # whose gradients are averaged over the processes
                 loss += part_loss.detach()
-            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)
-            if not torch.isfinite(grad_norm):  # clipping by it would write NaN into every weight
+            grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)).item()
+            total_loss, stopping = summed(device, loss, bool(caught))
+            if not math.isfinite(total_loss + grad_norm):  # clipping by it would write NaN into every weight
                 raise InputError(
-                    f"step {step}: the loss is {loss.item():g} and the gradient's norm {grad_norm.item():g}; "
+                    f"step {step + 1}: the loss is {total_loss:g} and the gradient's norm {grad_norm:g}; "
                     "stopped before the weights took it, and the last checkpoint stands; try a lower --lr"
                 )
             optimizer.step()
             optimizer.zero_grad()
 
-            line = {"step": step, "loss": loss.item(), "lr": lr}
+            line = {"step": step, "loss": total_loss, "lr": lr, "grad_norm": grad_norm}
             line["tokens_per_s"] = n_targets / (time.perf_counter() - started)
             last = step + 1 == args.steps
-            if last or (step + 1) % args.eval_interval == 0:
-                line["val_loss"] = validation_loss()
-                say(f"step {step + 1}: training loss {line['loss']:.3f}, validation loss {line['val_loss']:.3f}")
+            if args.log_norms and (last or step % args.log_norms == 0):
+                seen = windows(held_out, eval_starts[:NORM_SEQUENCES], args.block_size).to(device)
+                with autocast:
+                    squares = input_mean_squares(model, seen)
+                line["norm_mean_square"], line["norm_least_square"] = squares.tolist()
+            evaluated = last or (step + 1) % args.eval_interval == 0
+            if evaluated:
+                line["val_loss"] = val_loss = validation_loss()
+                say(f"step {step + 1}: training loss {total_loss:.3f}, validation loss {val_loss:.3f}")
             metrics.append(line)
             metrics_file.write(json.dumps(line) + "\n")
             metrics_file.flush()
-            if last or (step + 1) % args.save_interval == 0:
-                save_checkpoint(out, model, tokenizer)
-            bar.set_postfix_str(f"loss {line['loss']:.3f}, {line['tokens_per_s']:,.0f} tokens/s")
+            if evaluated and rank() == 0:
+                plot_losses(metrics, meta["unigram_loss"], out / "loss.png")
+                if args.log_norms:
+                    plot_norms(metrics, config.rms_norm_eps, out / "norms.png")
+            if last or stopping or (step + 1) % args.save_interval == 0:
+                save(step + 1)
+            bar.set_postfix_str(
+                f"loss {total_loss:.3f}, validation {val_loss:.3f}, {line['tokens_per_s']:,.0f} tokens/s"
+            )
             bar.update()
+            if stopping and not last:
+                number = caught[0] if caught else signal.SIGTERM  # which another process has got
+                say(f"{signal.Signals(number).name}: saved after step {step + 1}; --resume --out {out} goes on")
+                return number
 
-    plot_losses(metrics, meta["unigram_loss"], out / "loss.png")
-    val_loss, unigram_loss = metrics[-1]["val_loss"], meta["unigram_loss"]
-    say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {unigram_loss:.3f}")
+    say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {meta['unigram_loss']:.3f}")
     say(f"saved {out}; `python generate.py --ckpt {out}` writes more than this, which follows 16 held-out tokens:")
-    prompt_ids = held_out[: min(16, args.block_size)].tolist()
-    n_new = min(100, config.max_position_embeddings - len(prompt_ids))
-    generator = torch.Generator(device).manual_seed(args.seed)
-    rows = generate(model, [prompt_ids], n_new, config.end_ids(), lambda logits: sample(logits, 0.8, 0, 1.0, generator))
-    print(tokenizer.decode([*prompt_ids, *(id for [id] in rows)]))
+    if rank() == 0:
+        model = load_checkpoint(out, norm, device)  # whole, which the one trained may not be here
+        prompt_ids = held_out[: min(16, args.block_size)].tolist()
+        n_new = min(100, config.max_position_embeddings - len(prompt_ids))
+        generator = torch.Generator(device).manual_seed(args.seed)
+        rows = generate(
+            model, [prompt_ids], n_new, config.end_ids(), lambda logits: sample(logits, 0.8, 0, 1.0, generator)
+        )
+        print(tokenizer.decode([*prompt_ids, *(id for [id] in rows)]))
+    return 0
 
 
 if __name__ == "__main__":

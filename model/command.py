@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,7 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter):
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """States a default where there is one to state."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -75,28 +82,69 @@ def _number(kind: type, where: str, fits: Callable[[int | float], bool]) -> Call
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command: bad input ends in one line on stderr and exit code 2, Ctrl-C in 130, both without a traceback."""
+    """Run a command: bad input and a full disk end in one line and exit code 2, Ctrl-C in 130, without a traceback."""
     try:
         main()
         if sys.stdout is not None:  # closed by whoever started us
             sys.stdout.flush()
     except InputError as error:
-        text = " ".join(str(error).split())
-        print(f"error: {text if len(text) <= 1000 else text[:1000] + ' ...'}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as in `generate.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _fail(f"{error.filename or 'the output'} can't be written ({error.strerror}); free some space, and try again")
+
+
+def _fail(message: str) -> NoReturn:
+    text = " ".join(message.split())
+    process = f" in process {rank()}" if rank() else ""
+    print(f"error{process}: {text if len(text) <= 1000 else text[:1000] + ' ...'}", file=sys.stderr)
+    sys.exit(2)
+
+
+def rank() -> int:
+    """The number of this process among those that torchrun has started; 0 for a process alone."""
+    return int(os.environ.get("RANK", 0))
+
+
+def world_size() -> int:
+    """How many processes torchrun has started; 1 for a process alone."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal: on stderr, above any progress bar."""
+    """One line for the person at the terminal: on stderr, above any progress bar, and from one process alone."""
     from tqdm import tqdm
 
-    tqdm.write(text, file=sys.stderr)
+    if rank() == 0:
+        tqdm.write(text, file=sys.stderr)
+
+
+@contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM, collected for the block to act on. One that comes a second later has its old effect."""
+    caught, times = [], []
+
+    def catch(number: int, frame: object) -> None:
+        # torchrun passes a Ctrl-C on that the terminal has already brought: the same one twice at nearly one time.
+        if times and time.monotonic() - times[0] > 1:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        caught.append(number)
+        times.append(time.monotonic())
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def make_folder(flag: str, folder: Path) -> None:

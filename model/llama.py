@@ -6,11 +6,13 @@ sub-layer's output to it and normalising the sum for the next one can be one ker
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from kernels import Backend
 from model.attention import Attention, KVCache, Span, make_span
@@ -111,3 +113,9 @@ class Llama(nn.Module):
         x, _ = self.norm(x, residual)
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return F.linear(x[:, -logits_to_keep:], head)
+
+
+def checkpoint_layers(model: Llama) -> None:
+    """Keep of each layer only its inputs for the backward, which computes the rest again: a third more to compute."""
+    for layer in model.layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)

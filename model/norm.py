@@ -29,3 +29,25 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, backend={self.backend.description}"
+
+
+@torch.no_grad()
+def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
+    """What the norms of a model see of tokens (B, T): of the rows' mean squares the mean and the least, (2, n_norms).
+
+    In the order in which the norms are applied. To be compared with eps, which counts where rows are no larger.
+    """
+    found = []
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        rows = output[1].float().square().mean(-1)  # of x + residual, (B, T)
+        found.append(torch.stack([rows.mean(), rows.min()]))
+
+    hooks = [module.register_forward_hook(look) for module in model.modules() if isinstance(module, RMSNorm)]
+    try:
+        with torch.compiler.set_stance("force_eager"):  # a compiled layer has no place for the hooks
+            model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(found, dim=1)

@@ -29,16 +29,33 @@ STALE_TOKENIZER = {
 STALE = {"model.safetensors", INDEX, *STALE_TOKENIZER}
 
 
-def save_checkpoint(folder: str | Path, model: Llama, tokenizer: Tokenizer, shard_bytes: int = SHARD_BYTES) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside its place, flush it to the disk and rename it: whoever reads it finds the old or the new."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def save_checkpoint(
+    folder: str | Path,
+    model: Llama,
+    tokenizer: Tokenizer,
+    shard_bytes: int = SHARD_BYTES,
+    weights: dict[str, Tensor] | None = None,
+) -> None:
     """Write config, weights and tokenizer; a tied head is written once, as the embedding.
 
-    Weights of more than `shard_bytes` go to several files and an index. All files are written beside their places and
-    flushed to the disk before the first is renamed. If only the weights are new, one rename replaces them; if the
-    directory held another config or tokenizer, its weights go first, so that none can be read with another's.
+    `weights` is model.state_dict() where the model itself holds only a part of it. Weights of more than `shard_bytes`
+    go to several files and an index. All files are written beside their places and flushed to the disk before the first
+    is renamed. If only the weights are new, one rename replaces them; if the directory held another config or
+    tokenizer, its weights go first, so that none can be read with another's.
     Raises InputError where the disk is full or can't be written to; what was there is then left as it was.
     """
     folder = Path(folder)
-    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in (weights or model.state_dict()).items()}
     dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
     small = {**tokenizer.files, "config.json": (json.dumps(config, indent=2) + "\n").encode()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -92,6 +93,7 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
     folder.mkdir(parents=True, exist_ok=True)
     metrics, log = folder / "metrics.jsonl", folder / "train.log"
     metrics.unlink(missing_ok=True)
+    shutil.rmtree(folder / "state", ignore_errors=True)  # a run that was interrupted; this one begins anew
     before = bar.n
     with log.open("w") as log_file, subprocess.Popen(command, stdout=log_file, stderr=log_file) as process:
         try:
