@@ -196,7 +196,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from model.llama import Llama, checkpoint_layers
     from model.norm import input_mean_squares
     from model.processes import divide, gradient_sync, in_turn, part_of, summed, wait_for_all, whole, whole_weights
-    from model.resume import load_state, save_state
+    from model.resume import keep_newest, load_state, save_state
     from model.saving import save_checkpoint
     from model.tokenizer import load_tokenizer
     from scripts.prepare_data import prepare
@@ -221,6 +221,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     out = Path(args.out)
     check_folder(out, config, tokenizer, meta, args.resume)
     done = newest_step(out / STATE) if args.resume else 0
+    if done and rank() == 0:
+        keep_newest(out / STATE)
     if done >= args.steps:
         say(f"the run in {out} has {done} steps behind it; --steps N takes it further")
         return 0

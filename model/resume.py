@@ -22,6 +22,7 @@ from kernels import InputError
 from model.command import rank
 from model.llama import Llama
 from model.processes import wait_for_all
+from model.run_folder import newest_step
 
 
 def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
@@ -33,18 +34,14 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
     final = folder / f"step-{step:08}"
     partial = folder / f"{final.name}.partial"
     if rank() == 0:
-        for leftover in folder.glob("*.partial"):
-            shutil.rmtree(leftover)
+        keep_newest(folder)
     wait_for_all()
     try:
         with _quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=partial)
         if rank() == 0:
-            shutil.rmtree(final, ignore_errors=True)  # the same step again, after a resume
             partial.rename(final)
-            for older in folder.glob("step-*"):
-                if older != final:
-                    shutil.rmtree(older)
+            keep_newest(folder)
     except (OSError, dcp.CheckpointException) as error:
         if rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -52,6 +49,14 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
             f"{final} can't be written ({_reason(error)}); the state before it stands; free some space, then --resume"
         ) from error
     wait_for_all()
+
+
+def keep_newest(folder: Path) -> None:
+    """Remove what is older than the newest whole state, and what a save that died has left."""
+    newest = folder / f"step-{newest_step(folder):08}"
+    for path in folder.glob("step-*"):
+        if path != newest:
+            shutil.rmtree(path)
 
 
 def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:

@@ -1,5 +1,6 @@
 """What the test files share: a small model with weights worth testing, and commands called in this process."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,12 +9,24 @@ import pytest
 import torch
 
 import kernels
+import train
 from model.command import choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
 
 torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
 CPU = torch.device("cpu")
+TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
+TRAINED = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-3,
+    "vocab_size": 290,
+}
 
 
 def pytest_addoption(parser):
@@ -100,3 +113,30 @@ def command(monkeypatch, capsys, tmp_path_factory):
         return code, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with a text and a config; out/ of the runs goes there too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "config.json").write_text(json.dumps(TRAINED))
+    return tmp_path
+
+
+@pytest.fixture
+def trained(workplace, command):
+    """Train in the workplace with small defaults; returns metrics, stdout and stderr."""
+
+    def run(*arguments, out="out/model"):
+        defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
+        code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
+        assert code == 0, stderr
+        metrics = [json.loads(line) for line in (workplace / out / "metrics.jsonl").read_text().splitlines()]
+        return metrics, stdout, stderr
+
+    return run
+
+
+def losses(metrics):
+    return [line["loss"] for line in metrics]

@@ -16,47 +16,8 @@ from kernels import InputError
 from model.checkpoint import load_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
-from tests.conftest import CPU
+from tests.conftest import CPU, TRAINED, losses
 from tests.test_norm_contract import needs_compiler, needs_triton
-
-TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
-CONFIG = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 3e-3,
-    "vocab_size": 290,
-}
-
-
-@pytest.fixture
-def workplace(tmp_path, monkeypatch):
-    """A folder with a text and a config; out/ of the runs goes there too."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    return tmp_path
-
-
-@pytest.fixture
-def trained(workplace, command):
-    """Train in the workplace with small defaults; returns metrics, stdout and stderr."""
-
-    def run(*arguments, out="out/model"):
-        defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
-        code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
-        assert code == 0, stderr
-        metrics = [json.loads(line) for line in (workplace / out / "metrics.jsonl").read_text().splitlines()]
-        return metrics, stdout, stderr
-
-    return run
-
-
-def losses(metrics):
-    return [line["loss"] for line in metrics]
 
 
 def test_learning_rate_warms_up_and_ends_at_the_minimum():
@@ -268,11 +229,11 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(name, workplace, co
     (workplace / "empty.txt").write_text("")
     (workplace / "latin.txt").write_bytes("für".encode("latin-1"))
     (workplace / "short.txt").write_text("hello there\n" * 3)
-    (workplace / "gpt2.json").write_text(json.dumps({**CONFIG, "model_type": "gpt2"}))
-    (workplace / "no_eps.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "rms_norm_eps"}))
-    (workplace / "heads.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": 3}))
+    (workplace / "gpt2.json").write_text(json.dumps({**TRAINED, "model_type": "gpt2"}))
+    (workplace / "no_eps.json").write_text(json.dumps({k: v for k, v in TRAINED.items() if k != "rms_norm_eps"}))
+    (workplace / "heads.json").write_text(json.dumps({**TRAINED, "num_key_value_heads": 3}))
     (workplace / "other").mkdir()
-    (workplace / "other/config.json").write_text(json.dumps(CONFIG))
+    (workplace / "other/config.json").write_text(json.dumps(TRAINED))
 
     arguments, message = REFUSED[name]
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"

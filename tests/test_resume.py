@@ -1,0 +1,165 @@
+"""A run that goes on is the run that never stopped, however it ended: by a signal, killed, or with a full disk."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+
+import train
+from kernels import reference
+from model.run_folder import newest_step
+from tests import runs
+from tests.conftest import losses
+from tests.test_norm_contract import needs_compiler, needs_triton
+
+RUN = "--config config.json --data text.txt --block-size 16 --batch-size 4 --warmup 2 --out out/model".split()  # noqa: SIM905
+
+
+def noisy_norm(x, weight, eps):
+    """Rounds at random, as kernels in low precision do: the run depends on every random number drawn."""
+    return reference.rms_norm(x, weight, eps) * (1 + 1e-3 * torch.rand_like(x))
+
+
+def infinite_gradient_norm(x, weight, eps):
+    y = reference.rms_norm(x, weight, eps)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient / torch.zeros_like(gradient).index_fill(-1, torch.tensor([1]), 1))
+    return y
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Send this process a signal while a step of the next run is computed."""
+
+    def at(step, number):
+        def rate(now, args, usual=train.learning_rate):
+            if now == step:
+                os.kill(os.getpid(), number)
+            return usual(now, args)
+
+        monkeypatch.setattr(train, "learning_rate", rate)
+
+    yield at
+    monkeypatch.undo()
+
+
+def what_counts(folder):
+    """Of a finished run: the losses and rates of every step, and the weights, to the bit."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in metrics]
+    return lines, (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("norm", "step", "more"),
+    [
+        ("reference", 0, ()),
+        ("torch", 3, ("--grad-accum", "3")),
+        ("torch", 6, ("--dtype", "bfloat16", "--checkpoint-activations")),
+        ("tests.test_resume:noisy_norm", 4, ("--grad-accum", "2")),
+        pytest.param("compile", 2, (), marks=needs_compiler),
+        pytest.param("triton", 5, ("--log-norms", "2"), marks=needs_triton),
+    ],
+)
+def test_a_run_that_is_stopped_and_goes_on_is_the_same_to_the_bit(
+    norm, step, more, trained, workplace, command, stopped
+):
+    run = [*more, "--norm", norm, "--steps", 8, "--save-interval", 3, "--eval-interval", 3]
+    trained(*run, out="out/whole")
+    whole = what_counts(workplace / "out/whole")
+
+    stopped(step, signal.SIGTERM)
+    code, stdout, stderr = command(train.main, *RUN, *run)
+    assert (code, stdout) == (128 + signal.SIGTERM, "")
+    assert f"SIGTERM: saved after step {step + 1}; --resume --out out/model goes on" in stderr
+    assert len((workplace / "out/model/metrics.jsonl").read_text().splitlines()) == step + 1
+
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model")  # all else is known from the run
+    assert code == 0, stderr
+    assert f"out/model goes on after step {step + 1}" in stderr
+    assert what_counts(workplace / "out/model") == whole
+    assert len(whole[0]) == 8
+
+
+def test_the_noisy_norm_depends_on_the_random_state(trained):
+    first, second = (losses(trained("--norm", "tests.test_resume:noisy_norm", out=f"out/{i}")[0]) for i in range(2))
+    assert first == second
+    assert first != losses(trained("--norm", "reference")[0])
+
+
+def test_more_steps_go_on_with_the_rate_of_the_longer_run(trained, workplace):
+    constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]  # so that the rates of both lengths are the same
+    trained("--steps", 6, *constant, out="out/whole")
+    trained("--steps", 3, *constant)
+    _, _, stderr = trained("--resume", "--steps", 6)
+    assert "--steps 6 in place of the run's 3" in stderr
+    whole, extended = what_counts(workplace / "out/whole"), what_counts(workplace / "out/model")
+    assert extended[1] == whole[1]
+    assert losses(extended[0]) == losses(whole[0])
+    assert extended[0][3]["lr"] == 1e-3
+
+
+def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, command, monkeypatch, stopped):
+    stopped(2, signal.SIGINT)
+    code, _, stderr = command(train.main, *RUN, "--steps", 9)
+    assert code == 130
+    assert "SIGINT: saved after step 3" in stderr
+    code, _, stderr = command(train.main, *RUN, "--steps", 9)
+    assert code == 2
+    assert "holds a run that stopped after step 3; go on with --resume, name another folder, or remove" in stderr
+
+    def twice(model, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(train, "summed_loss", twice)
+    code, _, stderr = command(train.main, "--resume", *RUN)
+    assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
+
+
+def test_a_run_killed_ten_times_at_random_is_the_run_left_alone(workplace):
+    run = [*RUN, "--steps", 40, "--save-interval", 1, "--eval-interval", 20, "--norm", "torch"]
+    assert runs.finish(workplace, run, "log")[0] == 0
+    whole = what_counts(workplace / "out/model")
+    shutil.rmtree(workplace / "out/model")
+
+    chance, went_on = random.Random(5), []
+    for _ in range(10):
+        went_on.append(newest_step(workplace / "out/model/state"))
+        process = runs.start(workplace, [*run, *(["--resume"] if went_on[-1] else [])], "log")
+        more = chance.randint(1, 3)  # steps, and then a moment of a step and its save
+        while newest_step(workplace / "out/model/state") < went_on[-1] + more:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert went_on == sorted(set(went_on))  # each run began later than the one before it
+    assert runs.finish(workplace, [*run, "--resume"], "log")[0] == 0
+    assert what_counts(workplace / "out/model") == whole
+    assert not list((workplace / "out/model").rglob("*.partial"))
+
+
+def test_a_run_killed_at_any_point_of_a_save_is_the_run_left_alone(workplace):
+    run = [*RUN, "--steps", 2, "--save-interval", 1, "--eval-interval", 2]
+    assert runs.finish(workplace, run, "log")[0] == 0
+    whole = what_counts(workplace / "out/model")
+    for call in range(1, 100, 2):
+        shutil.rmtree(workplace / "out/model")
+        code, _ = runs.finish(workplace, run, "log", dies_at=call)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        resume = ["--resume"] if (workplace / "out/model/run.json").exists() else []
+        code, message = runs.finish(workplace, [*run, *resume], "log")
+        assert code == 0, (call, message)
+        assert what_counts(workplace / "out/model") == whole, call
+        assert not list((workplace / "out/model").rglob("*.partial")), call
+        assert len(list((workplace / "out/model/state").iterdir())) == 1, call
+    assert 20 < call < 90  # so often do two saves flush, rename and remove
