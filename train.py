@@ -58,7 +58,12 @@ def parse_args() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on with the run in --out, with its arguments but for those given now")
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model; if left out, on a GPU alone")
-    add("--fsdp", action="store_true", help="divide weights and optimiser among the processes of torchrun (FSDP2)")
+    add(
+        "--fsdp",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="divide weights and optimiser among the processes of torchrun (FSDP2)",
+    )
     add("--checkpoint-activations", action="store_true", help="less memory: compute each layer again for its backward")
     add("--steps", type=positive(int), default=100, help="optimiser steps")
     add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")

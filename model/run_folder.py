@@ -40,6 +40,8 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     """Raises InputError where this run would destroy another one or another model, or go on with other data."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
+    if resume and _object(folder, "data").get("sha256") != data["sha256"]:
+        raise InputError("--data has changed since the run began; bring it back, or begin anew without --resume")
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     if weights or (folder / "config.json").exists():
         try:
@@ -52,8 +54,6 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
                 f"--out {folder} holds another model; its config or tokenizer is not this run's; name another folder"
             )
     if resume:
-        if _object(folder, "data") != data:
-            raise InputError("--data has changed since the run began; bring it back, or begin anew without --resume")
         return
     done = newest_step(folder / STATE)
     if done and done < saved_arguments(folder)["steps"]:

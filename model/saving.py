@@ -30,13 +30,21 @@ STALE = {"model.safetensors", INDEX, *STALE_TOKENIZER}
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside its place, flush it to the disk and rename it: whoever reads it finds the old or the new."""
+    """Write a file beside its place, flush it to the disk and rename it: whoever reads it finds the old or the new.
+
+    Raises InputError where that can't be done.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise InputError(f"{path} can't be written ({error.strerror}); free some space, and try again") from error
 
 
 def save_checkpoint(

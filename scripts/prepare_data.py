@@ -112,7 +112,7 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
 def _fingerprint(files: list[Path]) -> str:
     """Changes when a file of the corpus comes, goes or is written to."""
     stats = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return hashlib.sha256(json.dumps([HELD_OUT, *stats]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([HELD_OUT, "sha256", *stats]).encode()).hexdigest()
 
 
 def _read_text(file: Path) -> str:
@@ -125,7 +125,7 @@ def _read_text(file: Path) -> str:
 
 
 def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str, Any]:
-    """Every document between a begin and an end token. Returns the dtype, the counts and the unigram loss."""
+    """Every document between a begin and an end token. Returns the dtype, the counts, the unigram loss and a hash."""
     import numpy as np
     from tqdm import tqdm
 
@@ -145,6 +145,7 @@ def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str,
         "n_tokens": len(tokens),
         "n_train": n_train,
         "unigram_loss": _unigram_loss(tokens[:n_train], tokens[n_train:], tokenizer.vocab_size),
+        "sha256": hashlib.sha256(tokens).hexdigest(),  # by which --resume knows the data again
     }
 
 

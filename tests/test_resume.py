@@ -150,7 +150,7 @@ def test_a_run_killed_at_any_point_of_a_save_is_the_run_left_alone(workplace):
     run = [*RUN, "--steps", 2, "--save-interval", 1, "--eval-interval", 2]
     assert runs.finish(workplace, run, "log")[0] == 0
     whole = what_counts(workplace / "out/model")
-    for call in range(1, 100, 2):
+    for call in range(1, 100, 4):
         shutil.rmtree(workplace / "out/model")
         code, _ = runs.finish(workplace, run, "log", dies_at=call)
         if code == 0:
@@ -163,3 +163,133 @@ def test_a_run_killed_at_any_point_of_a_save_is_the_run_left_alone(workplace):
         assert not list((workplace / "out/model").rglob("*.partial")), call
         assert len(list((workplace / "out/model/state").iterdir())) == 1, call
     assert 20 < call < 90  # so often do two saves flush, rename and remove
+
+
+@pytest.mark.parametrize(("largest_file", "named"), [(100_000, "model.safetensors"), (250_000, "step-00000004")])
+def test_a_full_disk_ends_in_one_line_and_what_was_saved_stands(largest_file, named, workplace, trained, command):
+    trained("--steps", 2)
+    model, state = workplace / "out/model/model.safetensors", workplace / "out/model/state"
+    assert (model.stat().st_size > largest_file) == (named == "model.safetensors")
+    saved = model.read_bytes()
+    run = ["--resume", "--out", "out/model", "--steps", 4]
+    code, message = runs.finish(workplace, run, "log", largest_file=largest_file)
+    assert code == 2
+    assert message.startswith("error: ")
+    assert f"{named} can't be written" in message
+    assert "Traceback" not in (workplace / "log").read_text()
+    assert [path.name for path in state.iterdir()] == ["step-00000002"]
+    assert (model.read_bytes() == saved) == (named == "model.safetensors")
+    assert not list((workplace / "out/model").rglob("*.partial"))
+
+    assert command(train.main, *run)[0] == 0
+    resumed = what_counts(workplace / "out/model")
+    trained("--steps", 2, out="out/other")
+    trained("--steps", 4, "--resume", out="out/other")
+    assert resumed == what_counts(workplace / "out/other")
+
+
+def test_metrics_that_a_full_disk_cannot_hold_end_in_one_line(workplace, trained):
+    trained("--steps", 1, out="out/other")  # so that the data is there
+    code, message = runs.finish(workplace, [*RUN, "--steps", 40, "--eval-interval", 40], "log", largest_file=3_000)
+    assert code == 2
+    assert message == "error: the output can't be written (File too large); free some space, and try again"
+    assert not (workplace / "out/model/state").exists()
+
+
+def test_an_infinite_gradient_stops_the_run_before_the_weights_take_it(workplace, trained, command):
+    trained("--steps", 2)
+    saved = what_counts(workplace / "out/model")
+    run = ["--resume", "--out", "out/model", "--steps", 4, "--norm", "tests.test_resume:infinite_gradient_norm"]
+    code, _, stderr = command(train.main, *run)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: step 3: the loss is ")
+    assert "stopped before the weights took it, and the last checkpoint stands" in stderr
+    assert what_counts(workplace / "out/model") == saved
+    assert newest_step(workplace / "out/model/state") == 2
+
+
+def damage_run(folder):
+    (folder / "run.json").write_text("{}")
+
+
+def damage_state(folder):
+    for file in (folder / "state/step-00000003").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:5000])
+
+
+def lose_metadata(folder):
+    (folder / "state/step-00000003/.metadata").unlink()
+
+
+def garble_metadata(folder):
+    (folder / "state/step-00000003/.metadata").write_bytes(b"\x80\x04nothing")
+
+
+def lose_metrics(folder):
+    (folder / "metrics.jsonl").write_text("")
+
+
+def garble_metrics(folder):
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n{"ste')
+
+
+def change_data(folder):
+    with open("text.txt", "a") as file:
+        file.write("def g(y):\n    return y\n")
+
+
+def remove_run(folder):
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_run, "run.json has no arguments"),
+        (damage_state, "state/step-00000003 can't be read"),
+        (lose_metadata, "state/step-00000003 can't be read"),
+        (garble_metadata, "state/step-00000003 can't be read"),
+        (lose_metrics, "metrics.jsonl has 0 lines; expected 3"),
+        (garble_metrics, "metrics.jsonl is damaged"),
+        (change_data, "--data has changed since the run began"),
+        (remove_run, "out/model holds no run to go on with; leave --resume out"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_in_one_line(damage, message, workplace, trained, command):
+    trained("--steps", 3)
+    damage(workplace / "out/model")
+    before = sorted(path.name for path in workplace.rglob("*"))
+    code, stdout, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 5)
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines()[-1].startswith("error: ")
+    assert message in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert sorted(path.name for path in workplace.rglob("*")) == before or damage is change_data
+
+
+def test_a_finished_run_says_so_and_is_left_alone(workplace, trained):
+    trained("--steps", 3)
+    before = what_counts(workplace / "out/model")
+    _, stdout, stderr = trained("--steps", 3, "--resume")
+    assert "the run in out/model has 3 steps behind it; --steps N takes it further" in stderr
+    assert stdout == ""
+    assert what_counts(workplace / "out/model") == before
+
+
+def test_a_run_killed_before_its_first_save_goes_on_from_the_start(workplace, trained, command):
+    trained("--steps", 3, out="out/whole")
+    trained("--steps", 3)
+    shutil.rmtree(workplace / "out/model/state")
+    _, _, stderr = trained("--steps", 3, "--resume")
+    assert "out/model goes on after step 0" in stderr
+    assert what_counts(workplace / "out/model") == what_counts(workplace / "out/whole")
+
+
+def test_a_run_begun_anew_leaves_nothing_to_go_on_with_of_the_one_before(workplace, trained, command, stopped):
+    trained("--steps", 4, "--seed", 1)
+    stopped(0, signal.SIGTERM)
+    assert command(train.main, *RUN, "--steps", 4, "--seed", 2)[0] == 128 + signal.SIGTERM
+    assert newest_step(workplace / "out/model/state") == 1
+    about = json.loads((workplace / "out/model/run.json").read_text())
+    assert about["arguments"]["seed"] == 2
+    assert about["versions"]["torch"] == torch.__version__

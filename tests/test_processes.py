@@ -1,0 +1,171 @@
+"""Several processes over gloo: the losses, checkpoints and stops of one process, and none that waits for a dead one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from kernels import reference
+from model.command import rank
+from model.run_folder import newest_step
+from tests import runs
+from tests.conftest import losses
+
+RUN = "--config config.json --data text.txt --block-size 16 --batch-size 7 --warmup 2 --norm torch".split()  # noqa: SIM905
+CONSTANT = ["--lr", "1e-3", "--min-lr", "1e-3"]  # a rate that the number of steps doesn't change
+needs_fsdp = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this torch has no FSDP2 on a CPU"
+)
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_run(got, expected):
+    """Sums of float32 in another order, carried through a few steps."""
+    assert losses(metrics_of(got)) == pytest.approx(losses(metrics_of(expected)), rel=1e-6)
+    assert metrics_of(got)[-1]["val_loss"] == pytest.approx(metrics_of(expected)[-1]["val_loss"], rel=1e-6)
+    weights, reference_weights = load_file(got / "model.safetensors"), load_file(expected / "model.safetensors")
+    assert weights.keys() == reference_weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, reference_weights[name], rtol=1e-3, atol=1e-5, msg=name)
+    assert sorted(path.name for path in got.iterdir()) == sorted(path.name for path in expected.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("n", "more"),
+    [
+        (2, ["--grad-accum", "3"]),
+        (3, []),
+        pytest.param(2, ["--fsdp", "--grad-accum", "2", "--checkpoint-activations"], marks=needs_fsdp),
+        pytest.param(3, ["--fsdp", "--log-norms", "2"], marks=needs_fsdp),
+    ],
+)
+def test_n_processes_give_the_run_of_one(n, more, workplace, trained):
+    run = [*RUN, *more, "--steps", "4"]
+    trained(*(argument for argument in run if argument != "--fsdp"), out="out/one")
+    codes = runs.finish_connected(workplace, [*run, "--out", "out/several"], n)
+    assert codes == [0] * n, (workplace / "0.log").read_text()
+    same_run(workplace / "out/several", workplace / "out/one")
+    assert json.loads((workplace / "out/several/run.json").read_text())["processes"] == n
+    output = [(workplace / f"{i}.log").read_text() for i in range(n)]
+    assert f"{n} processes, {'FSDP2' if '--fsdp' in more else 'data parallel'}" in output[0]
+    assert output[1:] == [""] * (n - 1)  # one of them speaks for all
+
+
+@needs_fsdp
+def test_a_run_goes_on_in_another_number_of_processes(workplace, trained, command):
+    run = [*RUN, *CONSTANT]
+    trained(*run, "--steps", "6", out="out/one")
+    out = ["--out", "out/several"]
+    assert runs.finish_connected(workplace, [*run, *out, "--steps", "2", "--fsdp"], 3) == [0] * 3
+    assert runs.finish_connected(workplace, ["--resume", *out, "--steps", "4", "--no-fsdp"], 2) == [0] * 2
+    assert command(train.main, "--resume", *out, "--steps", "6")[0] == 0
+    same_run(workplace / "out/several", workplace / "out/one")
+
+
+def when_saved(processes, state):
+    """Wait for the first state of a run of many steps."""
+    until = time.monotonic() + 60
+    while not newest_step(state):
+        assert time.monotonic() < until
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.01)
+
+
+LONG = [*RUN, "--steps", "100000", "--save-interval", "2", "--out", "out/long"]
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(workplace, trained):
+    processes = runs.start_connected(workplace, LONG, 2)
+    when_saved(processes, workplace / "out/long/state")
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [128 + signal.SIGTERM] * 2
+    step = newest_step(workplace / "out/long/state")
+    assert len(metrics_of(workplace / "out/long")) == step
+    assert f"SIGTERM: saved after step {step}" in (workplace / "0.log").read_text()
+
+
+def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
+    processes = runs.start_connected(workplace, LONG, 3)
+    when_saved(processes, workplace / "out/long/state")
+    processes[1].kill()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2]
+    for i, name in ((0, "error: "), (2, "error in process 2: ")):
+        last = (workplace / f"{i}.log").read_text().splitlines()[-1]
+        assert last.startswith(f"{name}another process has ended or can't be reached")
+        assert "--resume goes on from what was saved last" in last
+        assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+def checked_norm(x, weight, eps):
+    """Fails unless its inputs are bfloat16 and its statistics float32: rounded, they'd change most elements."""
+    y = reference.rms_norm(x, weight, eps)
+    if not torch.is_grad_enabled():  # the sample at the end is float32's
+        return y
+    assert (x.dtype, weight.dtype, y.dtype) == (torch.bfloat16,) * 3
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
+    same = (y == exact.to(x.dtype) * weight).float().mean()
+    assert same > 0.99, same
+    rounded = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    assert (y == rounded * weight).float().mean() < 0.9  # what the line above would have found
+    return y
+
+
+@needs_fsdp
+def test_norms_keep_float32_statistics_when_fsdp_computes_in_bfloat16(workplace):
+    run = [*RUN, "--norm", "tests.test_processes:checked_norm", "--fsdp", "--dtype", "bfloat16", "--steps", "2"]
+    codes = runs.finish_connected(workplace, [*run, "--out", "out/bfloat16"], 2)
+    assert codes == [0, 0], (workplace / "0.log").read_text()
+    saved = load_file(workplace / "out/bfloat16/model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+
+
+def dying_norm(x, weight, eps):
+    if rank() == 1 and newest_step(Path("out/torchrun/state")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reference.rms_norm(x, weight, eps)
+
+
+def test_torchrun_ends_when_a_process_dies(workplace):
+    root = Path(__file__).parent.parent
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = [*RUN, "--norm", "tests.test_processes:dying_norm", "--steps", "100000", "--save-interval", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, str(root / "train.py"), *run, "--out", "out/torchrun"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert newest_step(workplace / "out/torchrun/state") >= 2
+    assert "another process has ended" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("n", "arguments", "message"),
+    [
+        (1, ["--fsdp"], "--fsdp divides the weights among processes; start several: torchrun"),
+        (2, ["--grad-accum", "4"], "--batch-size 7 has too few sequences for 2 processes with --grad-accum 4"),
+        (2, ["--data", "nothing.txt"], "--data nothing.txt does not exist"),
+    ],
+)
+def test_what_processes_cannot_do_is_refused_in_one_line(n, arguments, message, workplace):
+    codes = runs.finish_connected(workplace, [*RUN, *arguments, "--out", "out/refused"], n)
+    assert codes == [2] * n
+    output = (workplace / "0.log").read_text()
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert not (workplace / "out/refused").exists()
