@@ -172,16 +172,6 @@ def weight_bytes(model: Llama) -> int:
     return total if model.config.tie_word_embeddings else total - model.embed_tokens.weight.nbytes
 
 
-def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) -> int:
-    """Multiplications and additions of the matrix products, with the causal half of attention's."""
-    config = model.config
-    matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("layers."))
-    head = config.vocab_size * config.hidden_size * n_logits
-    width = config.num_attention_heads * config.head_dim
-    attention = config.num_hidden_layers * 2 * width * n_tokens * (n_tokens + 1) // 2
-    return 2 * n_sequences * (matrices * n_tokens + head + attention)
-
-
 def expected_cache_bytes(config: Any, n_positions: int, itemsize: int) -> int:
     """Keys and values of every layer."""
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * n_positions * itemsize
@@ -289,6 +279,8 @@ class Bench:
         return Row(what, self.dtype, unit, ours, theirs, note)
 
     def prefill(self) -> list[Row]:
+        from model.plan import forward_flops
+
         ids = self.ids(self.args.prefill)
         calls = [lambda: seconds(lambda: prefill_ours(self.ours, ids))]
         if self.theirs:
@@ -380,6 +372,7 @@ class Bench:
 
         from model.config import LlamaConfig
         from model.llama import Llama
+        from model.plan import forward_flops
         from train import parameter_groups, summed_loss
 
         torch.manual_seed(0)

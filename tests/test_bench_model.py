@@ -101,15 +101,12 @@ def test_what_is_timed_of_a_decode_is_all_but_its_first_token(pair, monkeypatch)
     assert bench_model.generate_theirs(theirs, torch.tensor([[1]]), 5)[1] == 4  # it reads at the prompt and at each
 
 
-def test_bytes_and_operations_are_those_of_the_shapes(pair):
+def test_bytes_are_those_of_the_shapes(pair):
     ours, _ = pair
     layer = 48 * (48 + 24 + 24) + 48 * 48 + 3 * 48 * 96
     assert bench_model.weight_bytes(ours) == 4 * (2 * layer + 512 * 48 + 5 * 48)
     untied = type(ours)(replace(ours.config, tie_word_embeddings=False), bench_model.load_backend("torch", "cpu"))
     assert bench_model.weight_bytes(untied) == bench_model.weight_bytes(ours)  # the head is read, the embedding isn't
-    # 3 sequences of 10 tokens, one of which gets logits: products, head, and attention to 1 + 2 + ... + 10 keys
-    attention = 2 * 2 * 4 * 12 * 55
-    assert bench_model.forward_flops(ours, 10, 3, 1) == 2 * 3 * (2 * layer * 10 + 512 * 48 + attention)
     assert bench_model.expected_cache_bytes(ours.config, 10, 2) == 2 * 2 * 2 * 12 * 10 * 2
 
 
