@@ -36,7 +36,8 @@ PEAK_FLOPS = {
     "H200": 989e12,
     "B200": 2250e12,
 }
-PLAN_MFU = 0.4  # share of the peak that the model's operations get; Llama 3's training had 38 to 43 % (https://arxiv.org/abs/2407.21783)
+# Share of the peak that the model's operations get. Llama 3's training had 38 to 43 % (https://arxiv.org/abs/2407.21783).
+PLAN_MFU = 0.4
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -59,8 +60,10 @@ def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) 
 
 
 def checkpoint_layers(model: Llama) -> None:
-    """Let every layer keep its inputs alone for the backward, which computes the layer again (activation
-    checkpointing, Tianqi Chen et al., 2016, https://arxiv.org/abs/1604.06174)."""
+    """Let every layer keep nothing but its inputs for the backward, which computes the layer again.
+
+    Tianqi Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174.
+    """
     for layer in model.layers:
         # no random state is kept: nothing in a layer is drawn
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -137,7 +140,10 @@ def plan(
     tables = "the embedding" if model.lm_head is None else "the embedding and the head"
     weights = 4 * n_parameters / (n_processes if fsdp else 1)
 
-    kept, temporaries = f"{n_sequences} x {block_size:,} tokens at once", "temporaries come on top"
+    kept, temporaries = (
+        f"kept for the backward of {n_sequences} x {block_size:,} tokens at once",
+        "temporaries come on top",
+    )
     if dtype == torch.bfloat16 and checkpoint_activations:  # autocast holds them until the forward ends
         temporaries += f", among them bfloat16 copies of the layers' weights: {gigabytes(2 * n_in_layers)}"
     elif dtype == torch.bfloat16:
@@ -151,7 +157,7 @@ def plan(
         ("  weights", gigabytes(weights), "float32"),
         ("  gradients", gigabytes(weights), "float32"),
         ("  Adam's two moments", gigabytes(2 * weights), "float32"),
-        ("  for the backward", gigabytes(saved), kept),
+        ("  activations", gigabytes(saved), kept),
         ("  together", gigabytes(4 * weights + saved), temporaries),
         ("FLOPs of a token", f"{flops / 1e9:,.3f} G", "forward and backward, counted as three forwards"),
         ("tokens of the run", f"{n_tokens:,}", f"{steps:,} steps of {batch_size:,} x {block_size:,}"),

@@ -178,7 +178,7 @@ def test_the_plan_of_a_model_that_fits_no_memory_here_takes_none():
     assert rows["parameters"] == ("6,738,415,616", "262,144,000 of them in the embedding and the head")
     assert rows["weights"][0] == rows["gradients"][0] == "3.37 GB"  # 4 * 6738415616 / 8
     assert rows["Adam's two moments"][0] == "6.74 GB"
-    kept = float(rows["for the backward"][0].removesuffix(" GB"))
+    kept = float(rows["activations"][0].removesuffix(" GB"))
     assert rows["together"][0] == f"{kept + 13.48:.2f} GB"
     assert rows["tokens of the run"][0] == "2,013,265,920,000"
     assert float(rows["A100"][0].removesuffix(" days").replace(",", "")) * 24 * 8 == pytest.approx(184_320, rel=0.1)
@@ -190,9 +190,11 @@ def test_the_plan_follows_from_the_settings(config):
     n_parameters = 2 * 61 * 48 + 3 * (48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48) + 48
     assert rows["parameters"] == (f"{n_parameters:,}", f"{2 * 61 * 48:,} of them in the embedding and the head")
     # 10 sequences over 4 processes are at most 3 each, which in 2 parts are at most 2
-    assert rows["for the backward"][1] == "2 x 32 tokens at once, with bfloat16 copies of the weights"
+    assert (
+        rows["activations"][1] == "kept for the backward of 2 x 32 tokens at once, with bfloat16 copies of the weights"
+    )
     model, kept = fake_forward(config, norm, torch.bfloat16, 2, 32, False)
-    assert rows["for the backward"][0] == f"{kept / 1e9:.2f} GB"
+    assert rows["activations"][0] == f"{kept / 1e9:.2f} GB"
     assert rows["tokens of the run"] == ("320,000", "1,000 steps of 10 x 32")
     seconds = 1000 * 10 * 3 * forward_flops(model, 32, 1, 32) / (0.4 * 4 * 121e12)
     assert rows["L4"][0] == f"{seconds:.1f} seconds"
@@ -204,7 +206,7 @@ def test_the_plan_follows_from_the_settings(config):
     for label, factor in (("weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
         assert whole[label][0] == f"{factor * n_bytes / 1e9:.2f} GB"
         assert shared[label][0] == f"{factor * n_bytes / 4e9:.2f} GB"
-    assert whole["for the backward"] == shared["for the backward"]
+    assert whole["activations"] == shared["activations"]
 
     assert rows_of(plan(config, norm, **RUN | {"dtype": torch.float32}))["time"][0] == "unknown"
 
