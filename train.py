@@ -39,7 +39,6 @@ from model.command import (
 from model.run_folder import METRICS, STATE, begin_run, check_folder, earlier_metrics, newest_step, saved_arguments
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from model.config import LlamaConfig
@@ -109,50 +108,12 @@ def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def load_tokens(folder: Path, block_size: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Memory-mapped training and held-out tokens, and meta.json. Raises InputError where one has no whole window."""
-    import numpy as np
-
-    meta = json.loads((folder / "meta.json").read_text())
-    tokens = np.memmap(folder / "tokens.bin", meta["dtype"], mode="r")
-    train, held_out = tokens[: meta["n_train"]], tokens[meta["n_train"] :]
-    for name, part in (("training", train), ("held-out", held_out)):
-        if len(part) < block_size + 1:
-            raise InputError(
-                f"the {name} part of --data has {len(part)} tokens; --block-size {block_size} needs {block_size + 1} "
-                "for one window and its next token; use a longer text or a smaller block"
-            )
-    return train, held_out, meta
-
-
-def windows(tokens: np.ndarray, starts: np.ndarray, block_size: int) -> torch.Tensor:
-    """Token windows with the token after each, (len(starts), block_size + 1), as int64."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.stack([tokens[s : s + block_size + 1] for s in starts]).astype(np.int64))
-
-
-def batch_starts(n_tokens: int, step: int, args: argparse.Namespace) -> np.ndarray:
-    """Where the step's windows start. They follow from seed and step alone, so a run can begin at any step."""
-    import numpy as np
-
-    return np.random.default_rng((args.seed, step)).integers(n_tokens - args.block_size, size=args.batch_size)
-
-
 def summed_loss(model: Llama, batch: torch.Tensor) -> torch.Tensor:
     """Cross-entropy summed over the targets of a batch (B, block_size + 1), in float32."""
     import torch.nn.functional as F
 
     logits = model(batch[:, :-1])  # (B, block_size, vocab_size)
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
-
-
-def step_seed(seed: int, step: int, process: int) -> int:
-    """For what draws random numbers in a step, as a norm of one's own may: they too follow from the step alone."""
-    import numpy as np
-
-    return int(np.random.default_rng((seed, step, process)).integers(2**63))
 
 
 def main() -> None:
@@ -169,9 +130,10 @@ def main() -> None:
         )
     processes = args.plan or world_size()
     if args.grad_accum > args.batch_size // processes:
+        shared = f" in each of {processes} processes" if processes > 1 else ""
         raise InputError(
-            f"--batch-size {args.batch_size} has too few sequences for {processes} processes with --grad-accum "
-            f"{args.grad_accum} parts each; expected one a part"
+            f"--batch-size {args.batch_size} has too few sequences for --grad-accum {args.grad_accum} parts{shared}; "
+            "expected at least one a part"
         )
     from model.processes import own_device, process_group
 
@@ -180,7 +142,10 @@ def main() -> None:
         from kernels import load_backend
         from model.plan import plan
 
-        print(plan(config, load_backend(args.norm, device), args, choose_autocast_dtype(args.dtype, device)))
+        names = ("batch_size", "block_size", "grad_accum", "steps", "fsdp", "checkpoint_activations")
+        settings = {name: getattr(args, name) for name in names}
+        dtype = choose_autocast_dtype(args.dtype, device)
+        print(plan(config, load_backend(args.norm, device), dtype=dtype, n_processes=args.plan, **settings))
         return
     with process_group(device):
         stopped_by = train(args, config, device)
@@ -197,9 +162,11 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from kernels import load_backend
     from model.checkpoint import load_checkpoint
     from model.curves import plot_losses, plot_norms
+    from model.data import batch_starts, load_tokens, step_seed, windows
     from model.generation import generate, sample
     from model.llama import Llama, checkpoint_layers
     from model.norm import input_mean_squares
+    from model.plan import forward_flops, peak_flops
     from model.processes import divide, gradient_sync, in_turn, part_of, summed, wait_for_all, whole, whole_weights
     from model.resume import keep_newest, load_state, save_state
     from model.saving import save_checkpoint
@@ -236,6 +203,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     torch.manual_seed(args.seed)
     model = Llama(config, norm)
     n_parameters = sum(p.numel() for p in model.parameters())
+    flops = 3 * forward_flops(model, args.block_size, 1, args.block_size) / args.block_size  # of a token
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" and dtype == torch.bfloat16 else None
     if args.checkpoint_activations:
         checkpoint_layers(model)
     wrapped = divide(model, device, args.fsdp, dtype)
@@ -294,7 +263,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-            starts = part_of(batch_starts(len(train_tokens), step, args))
+            starts = part_of(batch_starts(len(train_tokens), step, args.seed, args.batch_size, args.block_size))
             parts = windows(train_tokens, starts, args.block_size).to(device).tensor_split(args.grad_accum)
             loss = torch.zeros((), device=device)
             for i, part in enumerate(parts):
@@ -316,6 +285,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
 
             line = {"step": step, "loss": total_loss, "lr": lr, "grad_norm": grad_norm}
             line["tokens_per_s"] = n_targets / (time.perf_counter() - started)
+            if peak:
+                line["mfu"] = flops * line["tokens_per_s"] / (peak * world_size())
             last = step + 1 == args.steps
             if args.log_norms and (last or step % args.log_norms == 0):
                 seen = windows(held_out, eval_starts[:NORM_SEQUENCES], args.block_size).to(device)

@@ -6,7 +6,6 @@ autograd keeps for the backward is counted on the very operations that training 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 
@@ -15,11 +14,10 @@ import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
 from kernels import Backend, InputError, kernel_errors
 from model.config import LlamaConfig
-from model.llama import Llama
+from model.llama import Llama, checkpoint_layers
 from model.norm import RMSNorm
 
 # Dense products in bfloat16, accumulated in float32, operations a second: NVIDIA's data sheets, of which those since
@@ -59,16 +57,6 @@ def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) 
     return 2 * n_sequences * (matrices * n_tokens + head + attention)
 
 
-def checkpoint_layers(model: Llama) -> None:
-    """Let every layer keep nothing but its inputs for the backward, which computes the layer again.
-
-    Tianqi Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174.
-    """
-    for layer in model.layers:
-        # no random state is kept: nothing in a layer is drawn
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-
-
 def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
     """What autograd keeps for the backward of run(): each storage once, and none of the parameters' own.
 
@@ -90,10 +78,11 @@ def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
 
 def fake_forward(
     config: LlamaConfig, norm: Backend, dtype: torch.dtype, n_sequences: int, block_size: int,
-    checkpoint_activations: bool,
+    checkpoint_activations: bool, fsdp: bool,
 ) -> tuple[Llama, int]:  # fmt: skip
     """A model on fake tensors, and the bytes that it keeps for the backward of n_sequences of block_size tokens.
 
+    With `fsdp` it computes as model.processes.divide has it: in `dtype` throughout, and no copy of a weight is kept.
     Raises InputError where the norm can't compute with fake tensors.
     """
     # Code that would read a fake tensor's memory gets an error, where by default it would read address 0.
@@ -108,13 +97,16 @@ def fake_forward(
                 f"the norm {norm.description} can't be planned, since it fails on tensors without memory "
                 f"({type(error).__name__}: {reason}); plan with --norm torch, reference or triton"
             ) from error
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(dtype if fsdp else usual)  # Module.to fails on fake parameters
         model = Llama(config, norm)
+        torch.set_default_dtype(usual)
         if checkpoint_activations:
             checkpoint_layers(model)
         batch = torch.zeros(n_sequences, block_size + 1, dtype=torch.long)
 
         def loss() -> Tensor:
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32 and not fsdp):
                 logits = model(batch[:, :-1])  # (n_sequences, block_size, vocab_size)
                 return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
 
@@ -127,13 +119,13 @@ def plan(
 ) -> str:  # fmt: skip
     """The lines that say what a run with these settings takes, for train.py to print.
 
-    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile. `fsdp` divides
-    weights, gradients and moments by the processes, and nothing else. The backward counts as two forwards. Layers that
-    it computes again are work too, about one forward more, but none that MFU counts, and the times are for PLAN_MFU.
+    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile. The backward counts
+    as two forwards. Layers that it computes again are work too, about one forward more, but none that MFU counts, and
+    the times are for PLAN_MFU.
     Raises InputError for a norm that can't be planned.
     """
     n_sequences = math.ceil(math.ceil(batch_size / n_processes) / grad_accum)
-    model, saved = fake_forward(config, norm, dtype, n_sequences, block_size, checkpoint_activations)
+    model, saved = fake_forward(config, norm, dtype, n_sequences, block_size, checkpoint_activations, fsdp)
     n_parameters = sum(p.numel() for p in model.parameters())
     n_in_layers = sum(p.numel() for p in model.layers.parameters())
     n_in_tables = n_parameters - n_in_layers - config.hidden_size  # which the last norm has
@@ -144,8 +136,11 @@ def plan(
         f"kept for the backward of {n_sequences} x {block_size:,} tokens at once",
         "temporaries come on top",
     )
-    if dtype == torch.bfloat16 and checkpoint_activations:  # autocast holds them until the forward ends
-        temporaries += f", among them bfloat16 copies of the layers' weights: {gigabytes(2 * n_in_layers)}"
+    if fsdp:  # of the whole weights a layer at a time is here, and what stands outside the layers from the first use on
+        whole = dtype.itemsize * (n_in_tables + n_in_layers / config.num_hidden_layers)
+        temporaries += f", among them whole weights in {str(dtype).removeprefix('torch.')}: {size(whole)}"
+    elif dtype == torch.bfloat16 and checkpoint_activations:  # autocast holds them until the forward ends
+        temporaries += f", among them bfloat16 copies of the layers' weights: {size(2 * n_in_layers)}"
     elif dtype == torch.bfloat16:
         kept += ", with bfloat16 copies of the weights"
 
@@ -154,11 +149,11 @@ def plan(
     rows = [
         ("parameters", f"{n_parameters:,}", f"{n_in_tables:,} of them in {tables}"),
         ("memory of a process", "", f"{n_processes} in all, each with {'a share' if fsdp else 'all'} of the weights"),
-        ("  weights", gigabytes(weights), "float32"),
-        ("  gradients", gigabytes(weights), "float32"),
-        ("  Adam's two moments", gigabytes(2 * weights), "float32"),
-        ("  activations", gigabytes(saved), kept),
-        ("  together", gigabytes(4 * weights + saved), temporaries),
+        ("  weights", size(weights), "float32"),
+        ("  gradients", size(weights), "float32"),
+        ("  Adam's two moments", size(2 * weights), "float32"),
+        ("  activations", size(saved), kept),
+        ("  together", size(4 * weights + saved), temporaries),
         ("FLOPs of a token", f"{flops / 1e9:,.3f} G", "forward and backward, counted as three forwards"),
         ("tokens of the run", f"{n_tokens:,}", f"{steps:,} steps of {batch_size:,} x {block_size:,}"),
     ]
@@ -173,8 +168,8 @@ def plan(
     return "\n".join(f"{label:22}{value:>18}  {note}" for label, value, note in rows)
 
 
-def gigabytes(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:,.2f} GB"
+def size(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:,.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.2f} MB"
 
 
 def duration(seconds: float) -> str:
@@ -182,4 +177,4 @@ def duration(seconds: float) -> str:
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:.1f} seconds"
+    return f"{seconds:.3g} seconds"

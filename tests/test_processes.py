@@ -158,7 +158,11 @@ def test_torchrun_ends_when_a_process_dies(workplace):
     ("n", "arguments", "message"),
     [
         (1, ["--fsdp"], "--fsdp divides the weights among processes; start several: torchrun"),
-        (2, ["--grad-accum", "4"], "--batch-size 7 has too few sequences for 2 processes with --grad-accum 4"),
+        (
+            2,
+            ["--grad-accum", "4"],
+            "--batch-size 7 has too few sequences for --grad-accum 4 parts in each of 2 processes",
+        ),
         (2, ["--data", "nothing.txt"], "--data nothing.txt does not exist"),
     ],
 )

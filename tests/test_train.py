@@ -12,9 +12,9 @@ import transformers
 import generate
 import kernels
 import train
-from kernels import InputError
 from model.checkpoint import load_checkpoint
 from model.config import LlamaConfig
+from model.data import batch_starts, windows
 from model.llama import Llama
 from tests.conftest import CPU, TRAINED, losses
 from tests.test_norm_contract import needs_compiler, needs_triton
@@ -49,28 +49,6 @@ def test_only_matrices_are_decayed(config, make_model):
         assert torch.equal(parameter, before[name] * factor), name
 
 
-@pytest.mark.parametrize(("n_tokens", "n_starts"), [(9, 1), (10, 2), (12, 4)])
-def test_every_window_that_fits_is_drawn_and_no_other(n_tokens, n_starts):
-    args = Namespace(block_size=8, batch_size=200, seed=1)
-    starts = train.batch_starts(n_tokens, 0, args)
-    assert set(starts) == set(range(n_starts))  # 200 draws miss one of four with probability 4 * 0.75^200
-    assert train.windows(np.arange(n_tokens), starts, 8).shape == (200, 9)
-
-
-def test_a_step_draws_the_same_windows_whatever_came_before():
-    args = Namespace(block_size=8, batch_size=5, seed=1)
-    draws = [train.batch_starts(10**6, step, args).tolist() for step in (3, 4, 3)]
-    assert draws[0] == draws[2] != draws[1]
-
-
-@pytest.mark.parametrize(("n_train", "n_held_out"), [(8, 90), (90, 8), (7, 90)])
-def test_a_part_shorter_than_a_window_is_refused(tmp_path, n_train, n_held_out):
-    np.zeros(n_train + n_held_out, np.uint16).tofile(tmp_path / "tokens.bin")
-    (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint16", "n_train": n_train}))
-    with pytest.raises(InputError, match=f"has {min(n_train, n_held_out)} tokens; --block-size 8 needs 9"):
-        train.load_tokens(tmp_path, 8)
-
-
 def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, workplace, command):
     metrics, stdout, stderr = trained("--steps", 60, "--lr", "1e-2", "--norm", "torch")
     unigram_loss = float(stderr.split("the unigram distribution has ")[1].split()[0])
@@ -80,7 +58,7 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(workplace / "out/model")
     assert theirs.config.rms_norm_eps == 3e-3
-    tokens = train.windows(np.fromfile(next(workplace.glob("out/data/*/tokens.bin")), np.uint16), [0, 50], 32)
+    tokens = windows(np.fromfile(next(workplace.glob("out/data/*/tokens.bin")), np.uint16), np.array([0, 50]), 32)
     # The validation text is repetitive, so theirs must predict it as well as the metrics say ours does.
     with torch.no_grad():
         their_loss = theirs(input_ids=tokens, labels=tokens).loss.item()
@@ -168,7 +146,7 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
     for step, line in enumerate(metrics):
         for group in optimizer.param_groups:
             group["lr"] = line["lr"]
-        starts = train.batch_starts(n_train, step, Namespace(seed=1337, block_size=16, batch_size=4))
+        starts = batch_starts(n_train, step, 1337, 4, 16)
         loss = mean_loss(starts, tokens[:n_train])
         assert line["loss"] == pytest.approx(loss.item(), rel=1e-5)
         optimizer.zero_grad()
@@ -191,7 +169,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(tr
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
     code, _, stderr = command(train.main, *defaults.split())
     assert code == 2
-    assert "error: step 0: the loss is " in stderr
+    assert "error: step 1: the loss is " in stderr
     assert (workplace / "out/model/model.safetensors").read_bytes() == saved
 
 
@@ -213,7 +191,7 @@ REFUSED = {
     "other model type": ("--config gpt2.json", 'model_type is "gpt2"'),
     "no eps": ("--config no_eps.json", "no_eps.json: rms_norm_eps is missing"),
     "heads not divisible": ("--config heads.json", "isn't divisible by num_key_value_heads 3"),
-    "more parts than sequences": ("--grad-accum 5", "--grad-accum 5 parts can't share --batch-size 4 sequences"),
+    "more parts than sequences": ("--grad-accum 5", "--batch-size 4 has too few sequences for --grad-accum 5 parts"),
     "no steps": ("--steps 0", "'0' is no whole number above 0"),
     "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
     "out inside a file": ("--out text.txt/x", "--out text.txt/x can't be made"),

@@ -1,0 +1,41 @@
+"""What a training step sees: windows of the tokens, memory-mapped, which follow from the seed and the step alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels import InputError
+
+
+def load_tokens(folder: Path, block_size: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Memory-mapped training and held-out tokens, and meta.json. Raises InputError where one has no whole window."""
+    meta = json.loads((folder / "meta.json").read_text())
+    tokens = np.memmap(folder / "tokens.bin", meta["dtype"], mode="r")
+    train, held_out = tokens[: meta["n_train"]], tokens[meta["n_train"] :]
+    for name, part in (("training", train), ("held-out", held_out)):
+        if len(part) < block_size + 1:
+            raise InputError(
+                f"the {name} part of --data has {len(part)} tokens; --block-size {block_size} needs {block_size + 1} "
+                "for one window and its next token; use a longer text or a smaller block"
+            )
+    return train, held_out, meta
+
+
+def windows(tokens: np.ndarray, starts: np.ndarray, block_size: int) -> torch.Tensor:
+    """Token windows with the token after each, (len(starts), block_size + 1), as int64."""
+    return torch.from_numpy(tokens[starts[:, None] + np.arange(block_size + 1)].astype(np.int64))
+
+
+def batch_starts(n_tokens: int, step: int, seed: int, batch_size: int, block_size: int) -> np.ndarray:
+    """Where the step's windows start. They follow from seed and step alone, so a run can begin at any step."""
+    return np.random.default_rng((seed, step)).integers(n_tokens - block_size, size=batch_size)
+
+
+def step_seed(seed: int, step: int, process: int) -> int:
+    """For what draws random numbers in a step, as a norm of one's own may: they too follow from the step alone."""
+    return int(np.random.default_rng((seed, step, process)).integers(2**63))
