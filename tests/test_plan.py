@@ -206,15 +206,15 @@ def test_the_plan_follows_from_the_settings(config):
     assert rows["L4"][0] == f"{seconds:.3g} seconds"
     assert rows["H100, H200"][1] == "989 TFLOP/s"
 
-    large = replace(config, num_hidden_layers=1, vocab_size=10_000_000)  # gigabytes, to tell the settings apart
-    n_bytes = 4 * (2 * 10_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)
+    large = replace(config, num_hidden_layers=1, vocab_size=60_000_000)  # gigabytes, to tell the settings apart
+    n_bytes = 4 * (2 * 60_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)
     whole, shared = (rows_of(plan(large, norm, **RUN | {"fsdp": fsdp})) for fsdp in (False, True))
     for label, factor in (("weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
         assert whole[label][0] == f"{factor * n_bytes / 1e9:.2f} GB"
         assert shared[label][0] == f"{factor * n_bytes / 4e9:.2f} GB"
     # FSDP keeps no copies of weights, and its residual stream is bfloat16; what is whole meanwhile is on top
     layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    at_once = 2 * (2 * 10_000_000 * 48 + layer) / 1e9
+    at_once = 2 * (2 * 60_000_000 * 48 + layer) / 1e9
     assert shared["together"][1].endswith(f"among them whole weights in bfloat16: {at_once:.2f} GB")
 
     assert rows_of(plan(config, norm, **RUN | {"dtype": torch.float32}))["time"][0] == "unknown"
