@@ -26,7 +26,7 @@ class Span:
     `mask` is None where no query is barred from a key but by causality, and True where a query sees a key.
     """
 
-    rope: tuple[Tensor, Tensor]  # cos and sin, (T, head_dim) or (B, 1, T, head_dim)
+    rope: tuple[Tensor, Tensor]  # cos and sin, (T, head_dim / 2) or (B, 1, T, head_dim / 2)
     slots: Tensor  # (T,): the cache's rows that keys and values go to
     keys: slice  # the cache's rows that are read, S of them
     mask: Tensor | None  # (T, S) or (B, 1, T, S)

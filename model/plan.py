@@ -62,7 +62,7 @@ def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
 
     That includes the copies that autocast makes of weights, and a checkpointed layer's x and residual. It leaves out
     what a checkpointed layer is given as no tensor of its own: the Span, one for all layers, whose angles take
-    8 * head_dim bytes a position.
+    4 * head_dim bytes a position.
     """
     own = {parameter.untyped_storage()._cdata for parameter in parameters}
     storages = {}  # they are held here until all are counted, so that no address comes twice

@@ -19,16 +19,14 @@ from model.config import LlamaConfig
 
 
 def rotary_table(positions: Tensor, config: LlamaConfig, length: int) -> tuple[Tensor, Tensor]:
-    """cos and -sin, sin of every angle, (..., T, head_dim) in float32, for positions (..., T) in a text of `length`.
+    """cos and sin of every angle, (..., T, head_dim / 2) in float32, for positions (..., T) in a text of `length`.
 
     Computed for each call and kept in no buffer, so that casting the model can't round the angles: in bfloat16
     positions 4095 and 4096 are one.
     """
     inv_freq, amplitude = inverse_frequencies(config, length, positions.device)
     angles = positions.float()[..., None] * inv_freq  # (..., T, head_dim / 2)
-    cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-    # Both halves of a head turn by the same angles: (a, b) becomes (a cos - b sin, b cos + a sin).
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return angles.cos() * amplitude, angles.sin() * amplitude
 
 
 def inverse_frequencies(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, float]:
@@ -98,5 +96,6 @@ def _yarn(inv_freq: Tensor, scaling: dict[str, float], config: LlamaConfig) -> t
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Turn x, (B, n_heads, T, head_dim), by the table's angles; the result has x's dtype."""
-    cos, sin = (part.to(x.dtype) for part in table)  # (T, head_dim), or (B, 1, T, head_dim)
-    return x * cos + x.roll(x.size(-1) // 2, -1) * sin
+    cos, sin = (part.to(x.dtype) for part in table)  # (T, head_dim / 2), or (B, 1, T, head_dim / 2)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -101,7 +101,7 @@ def test_what_is_planned_is_what_a_real_model_keeps_and_what_is_left_after_its_f
     if checkpointed:
         checkpoint_layers(model)
     saved, left = measure(model, dtype)
-    span = 32 * (2 * 12 * 4 + 8)  # cos and sin in float32, and the slots
+    span = 32 * (2 * 6 * 4 + 8)  # cos and sin in float32, and the slots
     assert left == saved + (span if checkpointed else 0)
     assert fake_forward(config, backend, dtype, 3, 32, checkpointed, False)[1] == saved
 
