@@ -1,7 +1,6 @@
 """A run that goes on is the run that never stopped, however it ended: by a signal, killed, or with a full disk."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -39,7 +38,7 @@ def stopped(monkeypatch):
     def at(step, number):
         def rate(now, args, usual=train.learning_rate):
             if now == step:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
             return usual(now, args)
 
         monkeypatch.setattr(train, "learning_rate", rate)
@@ -114,9 +113,9 @@ def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, co
     assert "holds a run that stopped after step 3; go on with --resume, name another folder, or remove" in stderr
 
     def twice(model, batch):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         time.sleep(1.1)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(train, "summed_loss", twice)
     code, _, stderr = command(train.main, "--resume", *RUN)
