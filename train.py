@@ -5,7 +5,7 @@ minutes on two CPU cores. The result is a checkpoint directory that generate.py 
 
     python train.py --resume                            goes on where the run of --out stopped, to the bit
     torchrun --nproc-per-node 2 train.py                in two processes; with --fsdp the weights are divided too
-    python train.py --config configs/llama2-7b.json --plan 8    what a run would need of 8 GPUs; trains nothing
+    python train.py --config configs/llama2-7b.json --plan 8    what a run in 8 processes needs; trains nothing
 
 Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143. Bad input, a loss that is no number and a
 full disk end with 2; what was saved before stands.
@@ -57,17 +57,13 @@ def parse_args() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on with the run in --out, with its arguments but for those given now")
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model; if left out, on a GPU alone")
-    add(
-        "--fsdp",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="divide weights and optimiser among the processes of torchrun (FSDP2)",
-    )
-    add("--checkpoint-activations", action="store_true", help="less memory: compute each layer again for its backward")
+    switch = {"action": argparse.BooleanOptionalAction, "default": False}
+    add("--fsdp", **switch, help="divide weights and optimiser among the processes of torchrun (FSDP2)")
+    add("--checkpoint-activations", **switch, help="less memory: compute each layer again for its backward")
     add("--steps", type=positive(int), default=100, help="optimiser steps")
     add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
-    add("--grad-accum", type=positive(int), default=1, help="parts that a process computes its sequences of a step in")
+    add("--grad-accum", type=positive(int), default=1, help="parts that a process computes its share of a step in")
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer; the config's, if left out")
     add("--lr", type=positive(float), default=2e-3, help="learning rate at its peak")
     add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine; if left out, --lr / 20")
@@ -77,8 +73,9 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=not_negative(int), default=1337, help="of the weights, the order of the data and the sample")
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
-    add("--log-norms", type=positive(int), metavar="N", help="every N steps, the mean square of each norm's input")
-    add("--plan", type=positive(int), nargs="?", const=1, metavar="PROCESSES", help="print what a run needs, and end")
+    add("--log-norms", type=positive(int), metavar="N", help="every N steps, what the norms see: metrics and norms.png")
+    plan_help = "print what a run in N processes (1 if left out) needs, and end; auto is bfloat16 then"
+    add("--plan", type=positive(int), nargs="?", const=1, metavar="N", help=plan_help)
     args = parser.parse_args()
     if args.resume:
         before = saved_arguments(Path(args.out))
@@ -139,12 +136,15 @@ def main() -> None:
 
     device = own_device(args.device)
     if args.plan:
+        import torch
+
         from kernels import load_backend
         from model.plan import plan
 
         names = ("batch_size", "block_size", "grad_accum", "steps", "fsdp", "checkpoint_activations")
         settings = {name: getattr(args, name) for name in names}
-        dtype = choose_autocast_dtype(args.dtype, device)
+        # What is planned runs on other machines than this one, as a rule, and those compute bfloat16.
+        dtype = torch.float32 if args.dtype == "float32" else torch.bfloat16
         print(plan(config, load_backend(args.norm, device), dtype=dtype, n_processes=args.plan, **settings))
         return
     with process_group(device):
@@ -166,7 +166,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from model.generation import generate, sample
     from model.llama import Llama, checkpoint_layers
     from model.norm import input_mean_squares
-    from model.plan import forward_flops, peak_flops
+    from model.plan import peak_flops, training_flops
     from model.processes import divide, gradient_sync, in_turn, part_of, summed, wait_for_all, whole, whole_weights
     from model.resume import keep_newest, load_state, save_state
     from model.saving import save_checkpoint
@@ -203,8 +203,9 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     torch.manual_seed(args.seed)
     model = Llama(config, norm)
     n_parameters = sum(p.numel() for p in model.parameters())
-    flops = 3 * forward_flops(model, args.block_size, 1, args.block_size) / args.block_size  # of a token
-    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" and dtype == torch.bfloat16 else None
+    flops = training_flops(model, args.block_size)
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    peak = peak_flops(device_name) if dtype == torch.bfloat16 else None
     if args.checkpoint_activations:
         checkpoint_layers(model)
     wrapped = divide(model, device, args.fsdp, dtype)
@@ -240,17 +241,11 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
 
     wait_for_all()
     if rank() == 0:
-        about = {
-            "norm": norm.description,
-            "dtype": dtype_name,
-            "device": str(device),
-            "compiled": compiled,
-            "data": meta,
-        }
-        begin_run(out, args, metrics, about)
+        about = {"norm": norm.description, "dtype": dtype_name, "device": str(device), "device_name": device_name}
+        begin_run(out, args, metrics, {**about, "compiled": compiled, "data": meta})
     wait_for_all()
     n_targets = args.batch_size * args.block_size
-    val_loss = math.nan
+    val_loss = next((line["val_loss"] for line in reversed(metrics) if "val_loss" in line), None)
     with (
         open(out / METRICS if rank() == 0 else os.devnull, "a") as metrics_file,
         tqdm(total=args.steps, initial=done, unit="step", disable=None if rank() == 0 else True) as bar,
@@ -296,7 +291,13 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             evaluated = last or (step + 1) % args.eval_interval == 0
             if evaluated:
                 line["val_loss"] = val_loss = validation_loss()
-                say(f"step {step + 1}: training loss {total_loss:.3f}, validation loss {val_loss:.3f}")
+            shown = [f"loss {total_loss:.3f}", f"{line['tokens_per_s']:,.0f} tokens/s"]
+            if val_loss is not None:
+                shown.insert(1, f"validation loss {val_loss:.3f}")
+            if peak:
+                shown.append(f"MFU {line['mfu']:.1%}")
+            if evaluated:
+                say(f"step {step + 1}: {', '.join(shown)}")
             metrics.append(line)
             metrics_file.write(json.dumps(line) + "\n")
             metrics_file.flush()
@@ -306,9 +307,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
                     plot_norms(metrics, config.rms_norm_eps, out / "norms.png")
             if last or stopping or (step + 1) % args.save_interval == 0:
                 save(step + 1)
-            bar.set_postfix_str(
-                f"loss {total_loss:.3f}, validation {val_loss:.3f}, {line['tokens_per_s']:,.0f} tokens/s"
-            )
+            bar.set_postfix_str(", ".join(shown))
             bar.update()
             if stopping and not last:
                 number = caught[0] if caught else signal.SIGTERM  # which another process has got

@@ -57,6 +57,11 @@ def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) 
     return 2 * n_sequences * (matrices * n_tokens + head + attention)
 
 
+def training_flops(model: Llama, block_size: int) -> float:
+    """Of a token in training: forward, and a backward that counts as two forwards."""
+    return 3 * forward_flops(model, block_size, 1, block_size) / block_size
+
+
 def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
     """What autograd keeps for the backward of run(): each storage once, and none of the parameters' own.
 
@@ -92,7 +97,7 @@ def fake_forward(
         try:
             RMSNorm(config.hidden_size, config.rms_norm_eps, norm)(*torch.zeros(2, 1, config.hidden_size))
         except kernel_errors() as error:
-            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
             raise InputError(
                 f"the norm {norm.description} can't be planned, since it fails on tensors without memory "
                 f"({type(error).__name__}: {reason}); plan with --norm torch, reference or triton"
@@ -119,9 +124,9 @@ def plan(
 ) -> str:  # fmt: skip
     """The lines that say what a run with these settings takes, for train.py to print.
 
-    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile. The backward counts
-    as two forwards. Layers that it computes again are work too, about one forward more, but none that MFU counts, and
-    the times are for PLAN_MFU.
+    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile. Layers that the
+    backward computes again are work too, about one forward more, but none that MFU counts, and the times are for
+    PLAN_MFU.
     Raises InputError for a norm that can't be planned.
     """
     n_sequences = math.ceil(math.ceil(batch_size / n_processes) / grad_accum)
@@ -138,23 +143,23 @@ def plan(
     )
     if fsdp:  # of the whole weights a layer at a time is here, and what stands outside the layers from the first use on
         whole = dtype.itemsize * (n_in_tables + n_in_layers / config.num_hidden_layers)
-        temporaries += f", among them whole weights in {str(dtype).removeprefix('torch.')}: {size(whole)}"
+        temporaries += f", among them whole weights in {str(dtype).removeprefix('torch.')}: {amount(whole, 'B')}"
     elif dtype == torch.bfloat16 and checkpoint_activations:  # autocast holds them until the forward ends
-        temporaries += f", among them bfloat16 copies of the layers' weights: {size(2 * n_in_layers)}"
+        temporaries += f", among them bfloat16 copies of the layers' weights: {amount(2 * n_in_layers, 'B')}"
     elif dtype == torch.bfloat16:
         kept += ", with bfloat16 copies of the weights"
 
-    flops = 3 * forward_flops(model, block_size, 1, block_size) / block_size
+    flops = training_flops(model, block_size)
     n_tokens = steps * batch_size * block_size
     rows = [
         ("parameters", f"{n_parameters:,}", f"{n_in_tables:,} of them in {tables}"),
         ("memory of a process", "", f"{n_processes} in all, each with {'a share' if fsdp else 'all'} of the weights"),
-        ("  weights", size(weights), "float32"),
-        ("  gradients", size(weights), "float32"),
-        ("  Adam's two moments", size(2 * weights), "float32"),
-        ("  activations", size(saved), kept),
-        ("  together", size(4 * weights + saved), temporaries),
-        ("FLOPs of a token", f"{flops / 1e9:,.3f} G", "forward and backward, counted as three forwards"),
+        ("  weights", amount(weights, "B"), "float32"),
+        ("  gradients", amount(weights, "B"), "float32"),
+        ("  Adam's two moments", amount(2 * weights, "B"), "float32"),
+        ("  activations", amount(saved, "B"), kept),
+        ("  together", amount(4 * weights + saved, "B"), temporaries),
+        ("FLOPs of a token", amount(flops, "FLOP"), "forward and backward, counted as three forwards"),
         ("tokens of the run", f"{n_tokens:,}", f"{steps:,} steps of {batch_size:,} x {block_size:,}"),
     ]
     if dtype == torch.bfloat16:
@@ -168,8 +173,8 @@ def plan(
     return "\n".join(f"{label:22}{value:>18}  {note}" for label, value, note in rows)
 
 
-def size(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:,.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.2f} MB"
+def amount(number: float, unit: str) -> str:
+    return f"{number / 1e9:,.2f} G{unit}" if number >= 1e9 else f"{number / 1e6:,.2f} M{unit}"
 
 
 def duration(seconds: float) -> str:
