@@ -187,6 +187,9 @@ def test_the_plan_of_a_model_that_fits_no_memory_here_takes_none():
     kept = float(rows["activations"][0].removesuffix(" GB"))
     assert float(rows["together"][0].removesuffix(" GB")) == pytest.approx(kept + 13.477, abs=0.02)
     assert rows["tokens of the run"][0] == "2,013,265,920,000"
+    # 6 for each parameter but the embedding's, and 12 * width for each of the (4096 + 1) / 2 positions seen, a layer
+    expected = 6 * (6_738_415_616 - 32_000 * 4096 - 65 * 4096) + 32 * 12 * 4096 * 4097 / 2
+    assert rows["FLOPs of a token"][0] == f"{expected / 1e9:.2f} GFLOP"
     assert float(rows["A100"][0].removesuffix(" days").replace(",", "")) * 24 * 8 == pytest.approx(184_320, rel=0.1)
 
 
@@ -205,6 +208,7 @@ def test_the_plan_follows_from_the_settings(config):
     seconds = 1000 * 10 * 3 * forward_flops(model, 32, 1, 32) / (0.4 * 4 * 121e12)
     assert rows["L4"][0] == f"{seconds:.3g} seconds"
     assert rows["H100, H200"][1] == "989 TFLOP/s"
+    assert rows["FLOPs of a token"][0] == f"{3 * forward_flops(model, 32, 1, 32) / 32 / 1e6:.2f} MFLOP"
 
     large = replace(config, num_hidden_layers=1, vocab_size=60_000_000)  # gigabytes, to tell the settings apart
     n_bytes = 4 * (2 * 60_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)

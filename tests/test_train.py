@@ -11,11 +11,17 @@ import transformers
 
 import generate
 import kernels
+import model.curves
+import model.llama
+import model.plan
+import model.resume
+import model.saving
 import train
 from model.checkpoint import load_checkpoint
 from model.config import LlamaConfig
 from model.data import batch_starts, windows
 from model.llama import Llama
+from model.norm import input_mean_squares
 from tests.conftest import CPU, TRAINED, losses
 from tests.test_norm_contract import needs_compiler, needs_triton
 
@@ -75,6 +81,14 @@ def test_metrics_have_a_line_a_step(trained):
     assert [line["step"] for line in metrics if "val_loss" in line] == [1, 3, 4]
     assert all(line["tokens_per_s"] > 0 and line["lr"] > 0 for line in metrics)
     assert "norm torch, eps 0.003, " in stderr
+    assert "compiled" not in stderr  # on a CPU by request alone
+    said = [line for line in stderr.splitlines() if line.startswith("step ")]
+    assert said == [
+        f"step {m['step'] + 1}: loss {m['loss']:.3f}, validation loss {m['val_loss']:.3f}, "
+        f"{m['tokens_per_s']:,.0f} tokens/s"
+        for m in metrics
+        if "val_loss" in m
+    ]
 
 
 def test_first_loss_is_that_of_knowing_nothing(trained):
@@ -115,11 +129,13 @@ def test_bfloat16_autocast_stays_near_float32_and_saves_float32(trained, workpla
 
 
 @needs_compiler
-def test_compiled_model_gives_the_same_losses(trained):
+def test_compiled_model_gives_the_same_losses(trained, workplace):
     torch._dynamo.reset()
     # Adam's first steps go by the sign of a gradient, also where that is rounding alone: a small step keeps it small.
     expected, _, _ = trained("--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5", out="out/eager")
-    got, _, _ = trained("--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5", "--compile", out="out/compiled")
+    got, _, stderr = trained("--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5", "--compile", out="out/compiled")
+    assert ", compiled\n" in stderr
+    assert json.loads((workplace / "out/compiled/run.json").read_text())["compiled"] is True
     assert losses(got) == pytest.approx(losses(expected), rel=1e-5)
 
 
@@ -177,6 +193,133 @@ def test_a_run_of_the_same_model_may_be_repeated_in_its_folder(trained):
     trained()
     _, _, stderr = trained()
     assert "holds an earlier run of this model" in stderr
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Watch a function that train() imports: the list of what its calls were given, which grows with each."""
+
+    def watch(module, name):
+        seen, function = [], getattr(module, name)
+
+        def watched(*arguments, **keywords):
+            seen.append(arguments)
+            return function(*arguments, **keywords)
+
+        monkeypatch.setattr(module, name, watched)
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(5, [2, 4, 5]), (4, [2, 4]), (1, [1])])
+def test_a_run_saves_every_so_many_steps_and_at_its_end(trained, calls, steps, expected):
+    states, checkpoints = calls(model.resume, "save_state"), calls(model.saving, "save_checkpoint")
+    trained("--steps", steps, "--save-interval", 2)
+    assert [step for _, step, *_ in states] == expected
+    assert len(checkpoints) == len(expected)
+
+
+def test_the_curve_is_drawn_anew_at_each_evaluation(trained, calls):
+    drawn = calls(model.curves, "plot_losses")
+    files = calls(model.curves, "replace_file")
+    trained("--steps", 5, "--eval-interval", 2)
+    assert [path.name for path, _ in files] == ["loss.png"] * 3
+    metrics = drawn[0][0]  # one list, which has grown meanwhile
+    assert [line["step"] + 1 for line in metrics if "val_loss" in line] == [2, 4, 5]
+
+
+def test_norms_are_logged_every_so_many_steps_and_change_nothing(trained, workplace):
+    plain, _, _ = trained("--steps", 6, "--dtype", "float32", out="out/plain")
+    assert not (workplace / "out/plain/norms.png").exists()
+    metrics, _, _ = trained("--steps", 6, "--dtype", "float32", "--log-norms", 2)
+    assert losses(metrics) == losses(plain)
+    assert [line["step"] for line in metrics if "norm_mean_square" in line] == [0, 2, 4, 5]
+    assert (workplace / "out/model/norms.png").read_bytes().startswith(b"\x89PNG")
+    # The last are those of the model that the run leaves, on four windows from the whole of the held-out text.
+    folder = next(workplace.glob("out/data/*"))
+    meta = json.loads((folder / "meta.json").read_text())
+    held_out = np.fromfile(folder / "tokens.bin", np.uint16)[meta["n_train"] :]
+    starts = np.linspace(0, len(held_out) - 17, 32, dtype=int)[:4]
+    saved = load_checkpoint(workplace / "out/model", kernels.load_backend("torch", CPU), CPU)
+    mean, least = input_mean_squares(saved, windows(held_out, starts, 16)).tolist()
+    assert metrics[-1]["norm_mean_square"] == pytest.approx(mean, rel=1e-5)
+    assert metrics[-1]["norm_least_square"] == pytest.approx(least, rel=1e-5)
+
+
+def test_a_run_that_goes_on_may_log_its_first_norm_after_an_evaluation(trained, workplace):
+    trained("--steps", 3)
+    metrics, _, _ = trained("--resume", "--steps", 5, "--log-norms", 10, "--eval-interval", 4)
+    assert [line["step"] for line in metrics if "norm_mean_square" in line] == [4]
+    assert (workplace / "out/model/norms.png").exists()
+
+
+def test_run_json_says_how_the_run_was_made(trained, workplace):
+    trained("--steps", 2, "--dtype", "bfloat16", "--norm", "reference", "--seed", 5, "--grad-accum", 2)
+    run = json.loads((workplace / "out/model/run.json").read_text())
+    given = {"steps": 2, "dtype": "bfloat16", "norm": "reference", "seed": 5, "grad_accum": 2, "data": "text.txt"}
+    given |= {"config": "config.json", "block_size": 16, "batch_size": 4, "warmup": 2}
+    left_out = {"lr": 2e-3, "min_lr": None, "weight_decay": 0.1, "grad_clip": 1.0, "log_norms": None, "fsdp": False}
+    assert run["arguments"].items() >= {**given, **left_out}.items()
+    computed = {"norm": "reference", "dtype": "bfloat16", "device": "cpu", "device_name": "CPU", "compiled": False}
+    assert run.items() >= {**computed, "processes": 1, "begins_after_step": 0}.items()
+    assert run["versions"].items() >= {"torch": torch.__version__, "numpy": np.__version__}.items()
+    assert run["data"]["source"] == "text.txt"
+
+
+def test_layers_computed_again_for_the_backward_give_the_same_losses_to_the_bit(trained, calls):
+    checkpointed = calls(model.llama, "checkpoint_layers")
+    expected, _, _ = trained("--dtype", "float32", out="out/kept")
+    assert not checkpointed
+    got, _, _ = trained("--dtype", "float32", "--checkpoint-activations", out="out/again")
+    assert checkpointed
+    assert losses(got) == losses(expected)
+
+
+def test_the_share_of_the_peak_is_that_of_the_operations(trained, monkeypatch):
+    monkeypatch.setattr(model.plan, "peak_flops", lambda device_name: 1e9)
+    metrics, _, stderr = trained("--steps", 2, "--dtype", "bfloat16", "--eval-interval", 1)
+    # 6 for each weight of a matrix but the embedding, and 12 * width for each of the (16 + 1) / 2 positions seen
+    matrices = 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48) + 290 * 32
+    flops = 6 * matrices + 2 * 12 * 32 * 17 / 2
+    for line in metrics:
+        assert line["mfu"] == pytest.approx(flops * line["tokens_per_s"] / 1e9)
+        assert f"{line['tokens_per_s']:,.0f} tokens/s, MFU {line['mfu']:.1%}\n" in stderr
+    metrics, _, stderr = trained("--steps", 1, "--dtype", "float32")
+    assert "mfu" not in metrics[0]
+    assert "MFU" not in stderr
+
+
+PLAN = ["--config", "config.json", "--data", "nothing.txt", "--out", "out/plan", "--block-size", 16, "--batch-size", 4]
+
+
+def test_a_plan_trains_nothing_and_writes_nothing(workplace, command, calls):
+    before = sorted(workplace.rglob("*"))
+    begun = calls(train, "train")
+    code, stdout, stderr = command(train.main, *PLAN, "--plan", 2, "--vocab-size", 1000)
+    assert (code, stderr) == (0, "")
+    n_parameters = 2 * 1000 * 32 + 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32) + 32
+    assert stdout.splitlines()[0].split()[:2] == ["parameters", f"{n_parameters:,}"]
+    assert "2 in all, each with all of the weights" in stdout
+    assert "of 2 x 16 tokens at once, with bfloat16 copies" in stdout  # whatever this machine has
+    assert "time at 40% MFU" in stdout
+    assert "time              " in command(train.main, *PLAN, "--plan", "--dtype", "float32")[1]
+    assert not begun
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_what_can_not_be_planned_is_refused_in_one_line(workplace, command, monkeypatch):
+    monkeypatch.syspath_prepend(workplace)
+    source = "import torch\ndef norm(x, weight, eps):\n    return torch.from_numpy(x.detach().numpy()) * weight\n"
+    (workplace / "norm_in_numpy.py").write_text(source)
+    code, stdout, stderr = command(train.main, *PLAN, "--plan", "--norm", "norm_in_numpy:norm")
+    assert (code, stdout) == (2, "")
+    [line] = stderr.splitlines()
+    assert line.startswith("error: the norm norm_in_numpy:norm can't be planned")
+    assert line.endswith("plan with --norm torch, reference or triton")
+    code, _, stderr = command(train.main, *PLAN, "--plan", 5)
+    assert code == 2
+    assert "too few sequences for --grad-accum 1 parts in each of 5 processes" in stderr
 
 
 REFUSED = {
