@@ -45,7 +45,7 @@ def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
 
     hooks = [module.register_forward_hook(look) for module in model.modules() if isinstance(module, RMSNorm)]
     try:
-        with torch.compiler.set_stance("force_eager"):  # a compiled layer has no place for the hooks
+        with torch.compiler.set_stance("force_eager"):  # hooks would have a compiled model compiled anew
             model(tokens)
     finally:
         for hook in hooks:
