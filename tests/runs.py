@@ -18,7 +18,7 @@ from model.command import run
 
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # or that one couldn't import this file, and each would begin anew
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.runs"])
+CONTEXT.set_forkserver_preload(["tests.runs", "pytest"])
 
 
 def start(folder, arguments, log, environment=(), largest_file=None, dies_at=None):

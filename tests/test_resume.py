@@ -149,7 +149,7 @@ def test_a_run_killed_at_any_point_of_a_save_is_the_run_left_alone(workplace):
     run = [*RUN, "--steps", 2, "--save-interval", 1, "--eval-interval", 2]
     assert runs.finish(workplace, run, "log")[0] == 0
     whole = what_counts(workplace / "out/model")
-    for call in range(1, 100, 4):
+    for call in range(1, 100, 5):
         shutil.rmtree(workplace / "out/model")
         code, _ = runs.finish(workplace, run, "log", dies_at=call)
         if code == 0:
