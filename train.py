@@ -288,9 +288,17 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
                 with autocast:
                     squares = input_mean_squares(model, seen)
                 line["norm_mean_square"], line["norm_least_square"] = squares.tolist()
+            saving = last or stopping or (step + 1) % args.save_interval == 0
             evaluated = last or (step + 1) % args.eval_interval == 0
+            if evaluated or saving:  # before saving too: weights that the step has ruined must not replace good ones
+                new_val_loss = validation_loss()
+                if not math.isfinite(new_val_loss):
+                    raise InputError(
+                        f"step {step + 1} has left weights whose validation loss is {new_val_loss:g}; stopped before "
+                        "they were saved, and the last checkpoint stands; try a lower --lr"
+                    )
             if evaluated:
-                line["val_loss"] = val_loss = validation_loss()
+                line["val_loss"] = val_loss = new_val_loss
             shown = [f"loss {total_loss:.3f}", f"{line['tokens_per_s']:,.0f} tokens/s"]
             if val_loss is not None:
                 shown.insert(1, f"validation loss {val_loss:.3f}")
@@ -305,7 +313,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
                 plot_losses(metrics, meta["unigram_loss"], out / "loss.png")
                 if args.log_norms:
                     plot_norms(metrics, config.rms_norm_eps, out / "norms.png")
-            if last or stopping or (step + 1) % args.save_interval == 0:
+            if saving:
                 save(step + 1)
             bar.set_postfix_str(", ".join(shown))
             bar.update()

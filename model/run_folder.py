@@ -56,7 +56,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     if resume:
         return
     done = newest_step(folder / STATE)
-    if done and done < saved_arguments(folder)["steps"]:
+    if done and not _finished(folder, done):
         raise InputError(
             f"--out {folder} holds a run that stopped after step {done}; go on with --resume, name another folder, or "
             f"remove {folder / STATE} to begin anew"
@@ -105,6 +105,14 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
         replace_file(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
     except OSError as error:
         raise InputError(f"--out {folder} can't be made ({error.strerror}); name a folder that can") from error
+
+
+def _finished(folder: Path, done: int) -> bool:
+    """Whether `done` steps are all that its run was for; not, where run.json is lost or damaged."""
+    try:
+        return _object(folder, "arguments").get("steps") in range(done + 1)
+    except InputError:
+        return False
 
 
 def _object(folder: Path, key: str) -> dict[str, Any]:

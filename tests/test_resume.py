@@ -1,6 +1,7 @@
 """A run that goes on is the run that never stopped, however it ended: by a signal, killed, or with a full disk."""
 
 import json
+import math
 import random
 import shutil
 import signal
@@ -207,6 +208,17 @@ def test_an_infinite_gradient_stops_the_run_before_the_weights_take_it(workplace
     assert newest_step(workplace / "out/model/state") == 2
 
 
+def test_weights_that_a_step_has_ruined_are_not_saved(workplace, trained, command, monkeypatch):
+    trained("--steps", 2)
+    saved = what_counts(workplace / "out/model")
+    monkeypatch.setattr(train, "learning_rate", lambda step, args: math.inf)  # loss and gradient of the step are finite
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 4, "--save-interval", 1)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: step 3 has left weights whose validation loss is nan; stopped ")
+    assert what_counts(workplace / "out/model") == saved
+    assert newest_step(workplace / "out/model/state") == 2
+
+
 def damage_run(folder):
     (folder / "run.json").write_text("{}")
 
@@ -264,6 +276,18 @@ def test_what_cannot_go_on_is_refused_in_one_line(damage, message, workplace, tr
     assert message in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
     assert sorted(path.name for path in workplace.rglob("*")) == before or damage is change_data
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"arguments": {}}', '{"arguments": {"steps": "3"}}'])
+def test_a_state_whose_run_is_unknown_is_not_begun_over(content, workplace, trained, command):
+    trained("--steps", 3)
+    (workplace / "out/model/run.json").unlink()
+    if content:
+        (workplace / "out/model/run.json").write_text(content)
+    code, _, stderr = command(train.main, *RUN, "--steps", 3)
+    assert code == 2
+    assert "error: --out out/model holds a run that stopped after step 3; " in stderr
+    assert newest_step(workplace / "out/model/state") == 3
 
 
 def test_a_finished_run_says_so_and_is_left_alone(workplace, trained):
