@@ -134,6 +134,20 @@ def test_norms_keep_float32_statistics_when_fsdp_computes_in_bfloat16(workplace)
     assert {weight.dtype for weight in saved.values()} == {torch.float32}
 
 
+def seen_norm(x, weight, eps):
+    with Path(f"{rank()}.seeds").open("a") as file:
+        file.write(f"{torch.initial_seed()}\n")
+    return reference.rms_norm(x, weight, eps)
+
+
+def test_each_process_draws_random_numbers_of_its_own(workplace):
+    run = [*RUN, "--norm", "tests.test_processes:seen_norm", "--steps", "2", "--out", "out/seen"]
+    assert runs.finish_connected(workplace, run, 2) == [0, 0], (workplace / "0.log").read_text()
+    first, second = ({*(workplace / f"{i}.seeds").read_text().split()} for i in range(2))
+    assert len(second) == 2  # one a step; the first process draws its sample as well
+    assert not first & second
+
+
 def dying_norm(x, weight, eps):
     if rank() == 1 and newest_step(Path("out/torchrun/state")):
         os.kill(os.getpid(), signal.SIGKILL)
