@@ -7,6 +7,7 @@ does nothing.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -24,7 +25,8 @@ from kernels import InputError
 from model.command import choose_device, rank, world_size
 from model.llama import Llama
 
-LOST = ("gloo", "nccl", "connection", "socket", "store")  # words in what PyTorch says when a process can't be reached
+# What PyTorch says when a process can't be reached has one of these; other errors, which are ours, mostly none.
+LOST = re.compile(r"gloo|nccl|connection|socket|rendezvous|\b(tcp|dist)?store\b", re.IGNORECASE)
 
 
 def own_device(name: str) -> torch.device:
@@ -47,7 +49,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         text = " ".join(str(error).split())
-        if isinstance(error, InputError) or not any(word in text.lower() for word in LOST):
+        if isinstance(error, InputError) or not LOST.search(text):
             raise
         raise InputError(
             f"another process has ended or can't be reached ({text[:200]}); look for its own message; "

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from kernels import reference
+from kernels import InputError, reference
 from model.command import rank
+from model.processes import process_group
 from model.run_folder import newest_step
 from tests import runs
-from tests.conftest import losses
+from tests.conftest import CPU, losses
 
 RUN = "--config config.json --data text.txt --block-size 16 --batch-size 7 --warmup 2 --norm torch".split()  # noqa: SIM905
 CONSTANT = ["--lr", "1e-3", "--min-lr", "1e-3"]  # a rate that the number of steps doesn't change
@@ -109,6 +110,23 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
         assert last.startswith(f"{name}another process has ended or can't be reached")
         assert "--resume goes on from what was saved last" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9", True),
+        ("failed to recv, got 0 bytes: the TCPStore has gone", True),
+        ("Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected", True),
+        ("the restored cache has another size", False),
+    ],
+)
+def test_only_a_process_that_is_lost_is_called_that(text, lost, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+    with pytest.raises(InputError if lost else RuntimeError) as caught, process_group(CPU):
+        raise RuntimeError(text)
+    assert ("another process has ended or can't be reached" in str(caught.value)) == lost
 
 
 def checked_norm(x, weight, eps):
