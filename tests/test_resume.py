@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,6 +164,29 @@ def test_a_run_killed_at_any_point_of_a_save_is_the_run_left_alone(workplace):
         assert not list((workplace / "out/model").rglob("*.partial")), call
         assert len(list((workplace / "out/model/state").iterdir())) == 1, call
     assert 20 < call < 90  # so often do two saves flush, rename and remove
+
+
+def test_what_takes_its_place_has_been_flushed_to_the_disk(trained, workplace, monkeypatch):
+    flushed, placed = set(), set()
+
+    def fsync(descriptor, usual=os.fsync):
+        usual(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def checked(usual):
+        def move(path, target):
+            for file in path.rglob("*") if path.is_dir() else [path]:
+                assert file.stat().st_ino in flushed or "out/data" in str(path), file
+            placed.add(Path(target).name)
+            return usual(path, target)
+
+        return move
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
+    trained("--steps", 2)
+    assert placed > {"run.json", "metrics.jsonl", "loss.png", "model.safetensors", "config.json", "step-00000002"}
 
 
 @pytest.mark.parametrize(("largest_file", "named"), [(100_000, "model.safetensors"), (250_000, "step-00000004")])
