@@ -7,8 +7,8 @@ minutes on two CPU cores. The result is a checkpoint directory that generate.py 
     torchrun --nproc-per-node 2 train.py                in two processes; with --fsdp the weights are divided too
     python train.py --config configs/llama2-7b.json --plan 8    what a run in 8 processes needs; trains nothing
 
-Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143. Bad input, a loss that is no number and a
-full disk end with 2; what was saved before stands.
+Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143 (torchrun's own is 1). Bad input, a full
+disk, and a loss or gradient that is no number end with 2; what was saved before stands.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def parse_args() -> argparse.Namespace:
         args = parser.parse_args()
         for name, value in before.items():
             if getattr(args, name, value) != value:
-                say(f"--{name.replace('_', '-')} {getattr(args, name)} in place of the run's {value}")
+                say(f"going on with {name.replace('_', '-')} {getattr(args, name)} in place of the run's {value}")
     return args
 
 
@@ -160,6 +160,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from tqdm import tqdm
 
     from kernels import load_backend
+    from model import processes
     from model.checkpoint import load_checkpoint
     from model.curves import plot_losses, plot_norms
     from model.data import batch_starts, load_tokens, step_seed, windows
@@ -167,7 +168,6 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from model.llama import Llama, checkpoint_layers
     from model.norm import input_mean_squares
     from model.plan import peak_flops, training_flops
-    from model.processes import divide, gradient_sync, in_turn, part_of, summed, wait_for_all, whole, whole_weights
     from model.resume import keep_newest, load_state, save_state
     from model.saving import save_checkpoint
     from model.tokenizer import load_tokenizer
@@ -183,9 +183,11 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
         check_device(device)
 
     # Data and tokenizer; the vocabulary is the tokenizer's, which a short text can make smaller than asked for.
-    for _ in in_turn():
+    for _ in processes.in_turn():
         data_folder = prepare(args.data, config.vocab_size, Path("out/data"))
     train_tokens, held_out, meta = load_tokens(data_folder, args.block_size)
+    if not processes.agreed(meta["sha256"]):
+        raise InputError(f"--data {args.data} is not the same for all processes; give each machine the same out/data")
     tokenizer = load_tokenizer(data_folder)
     config = replace(
         config, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id
@@ -208,7 +210,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     peak = peak_flops(device_name) if dtype == torch.bfloat16 else None
     if args.checkpoint_activations:
         checkpoint_layers(model)
-    wrapped = divide(model, device, args.fsdp, dtype)
+    wrapped = processes.divide(model, device, args.fsdp, dtype)
     forward = torch.compile(wrapped) if compiled else wrapped
     optimizer = torch.optim.AdamW(parameter_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95))
     if done:
@@ -229,21 +231,21 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
         total = torch.zeros((), device=device)
         for starts in np.array_split(eval_starts, math.ceil(EVAL_SEQUENCES / args.batch_size)):
             with autocast:
-                total += summed_loss(forward, windows(held_out, part_of(starts), args.block_size).to(device))
-        return summed(device, total)[0] / (EVAL_SEQUENCES * args.block_size)
+                total += summed_loss(forward, windows(held_out, processes.part_of(starts), args.block_size).to(device))
+        return processes.summed(device, total)[0] / (EVAL_SEQUENCES * args.block_size)
 
     def save(steps: int) -> None:
-        weights = whole_weights(model)
+        weights = processes.whole_weights(model)
         if rank() == 0:
             save_checkpoint(out, model, tokenizer, weights=weights)
         # Last, since --resume begins from it: what it does again, it does to the bit.
         save_state(out / STATE, steps, model, optimizer)
 
-    wait_for_all()
+    processes.wait_for_all()
     if rank() == 0:
         about = {"norm": norm.description, "dtype": dtype_name, "device": str(device), "device_name": device_name}
         begin_run(out, args, metrics, {**about, "compiled": compiled, "data": meta})
-    wait_for_all()
+    processes.wait_for_all()
     n_targets = args.batch_size * args.block_size
     val_loss = next((line["val_loss"] for line in reversed(metrics) if "val_loss" in line), None)
     with (
@@ -258,18 +260,20 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-            starts = part_of(batch_starts(len(train_tokens), step, args.seed, args.batch_size, args.block_size))
+            starts = processes.part_of(
+                batch_starts(len(train_tokens), step, args.seed, args.batch_size, args.block_size)
+            )
             parts = windows(train_tokens, starts, args.block_size).to(device).tensor_split(args.grad_accum)
             loss = torch.zeros((), device=device)
             for i, part in enumerate(parts):
                 # Each part's sum over the step's count: parts of unequal size weigh as their targets do.
-                with gradient_sync(wrapped, i + 1 == len(parts)):
+                with processes.gradient_sync(wrapped, i + 1 == len(parts)):
                     with autocast:
                         part_loss = summed_loss(forward, part) / n_targets
                     (part_loss * world_size()).backward()  # whose gradients are averaged over the processes
                 loss += part_loss.detach()
-            grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)).item()
-            total_loss, stopping = summed(device, loss, bool(caught))
+            grad_norm = processes.whole(torch.nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)).item()
+            total_loss, stopping = processes.summed(device, loss, bool(caught))
             if not math.isfinite(total_loss + grad_norm):  # clipping by it would write NaN into every weight
                 raise InputError(
                     f"step {step + 1}: the loss is {total_loss:g} and the gradient's norm {grad_norm:g}; "
@@ -325,7 +329,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {meta['unigram_loss']:.3f}")
     say(f"saved {out}; `python generate.py --ckpt {out}` writes more than this, which follows 16 held-out tokens:")
     if rank() == 0:
-        model = load_checkpoint(out, norm, device)  # whole, which the one trained may not be here
+        del forward, wrapped, optimizer  # room for
+        model = load_checkpoint(out, norm, device)  # the whole model, of which this process may have trained a part
         prompt_ids = held_out[: min(16, args.block_size)].tolist()
         n_new = min(100, config.max_position_embeddings - len(prompt_ids))
         generator = torch.Generator(device).manual_seed(args.seed)

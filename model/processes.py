@@ -117,6 +117,15 @@ def summed(device: torch.device, *numbers: Tensor | float) -> list[float]:
     return total.tolist()
 
 
+def agreed(value: str) -> bool:
+    """Whether all processes have the same value."""
+    if world_size() == 1:
+        return True
+    values = [value] * world_size()
+    dist.all_gather_object(values, value)
+    return len(set(values)) == 1
+
+
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of which this process may hold a part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -6,7 +6,7 @@ import json
 import platform
 import re
 import shutil
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
 RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state"
+PACKAGES = {"torch", "triton", "numpy", "sentencepiece", "safetensors"}  # whose versions run.json names
 STEP = re.compile(r"step-(\d+)")
 
 
@@ -87,7 +88,7 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
     """
     from model.saving import replace_file
 
-    packages = {name: version(name) for name in ("torch", "numpy", "sentencepiece", "safetensors")}
+    packages = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"] in PACKAGES}
     run = {
         "arguments": {name: value for name, value in vars(args).items() if name not in ("out", "resume", "plan")},
         "begins_after_step": len(metrics),
@@ -100,7 +101,8 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
         folder.mkdir(parents=True, exist_ok=True)
         if not metrics:
             shutil.rmtree(folder / STATE, ignore_errors=True)
-            (folder / "norms.png").unlink(missing_ok=True)
+            for picture in ("loss.png", "norms.png"):
+                (folder / picture).unlink(missing_ok=True)
         replace_file(folder / RUN, (json.dumps(run, indent=2) + "\n").encode())
         replace_file(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
     except OSError as error:

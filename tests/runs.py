@@ -35,22 +35,18 @@ def finish(folder, arguments, log, **options):
     return process.exitcode, (Path(log).read_text().splitlines() or [""])[-1]
 
 
-def start_connected(folder, arguments, n, **options):
-    """Begin n processes of one run, as torchrun does; their outputs are in 0.log, 1.log, ..."""
+def places(n):
+    """The environments of n processes that will find each other, as torchrun sets them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
-    return [
-        start(
-            folder,
-            arguments,
-            f"{folder}/{i}.log",
-            environment={**place, "RANK": str(i), "LOCAL_RANK": str(i)},
-            **options,
-        )
-        for i in range(n)
-    ]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
+    return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(n)]
+
+
+def start_connected(folder, arguments, n, **options):
+    """Begin n processes of one run; their outputs are in 0.log, 1.log, ..."""
+    return [start(folder, arguments, f"{folder}/{i}.log", place, **options) for i, place in enumerate(places(n))]
 
 
 def finish_connected(folder, arguments, n, **options):
@@ -95,3 +91,6 @@ def _die_at(call):
 
     for name in ("fsync", "replace", "rename", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
+    if sys.version_info < (3, 11):  # where Path has its own references to them
+        for name in ("replace", "rename", "unlink"):
+            setattr(Path, name, counted(getattr(Path, name)))

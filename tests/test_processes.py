@@ -205,3 +205,21 @@ def test_what_processes_cannot_do_is_refused_in_one_line(n, arguments, message, 
     assert message in output.splitlines()[-1]
     assert "Traceback" not in output
     assert not (workplace / "out/refused").exists()
+
+
+def test_processes_with_different_data_are_refused(workplace):
+    other = workplace / "other"
+    other.mkdir()
+    (other / "text.txt").write_text((workplace / "text.txt").read_text().replace("def", "fed"))
+    (other / "config.json").write_text((workplace / "config.json").read_text())
+    folders, n = [workplace, other], 2
+    places = runs.places(n)
+    processes = [
+        runs.start(folders[i], [*RUN, "--out", "out/refused"], folders[i] / "log", places[i]) for i in range(n)
+    ]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [2, 2]
+    for folder in folders:
+        assert "--data text.txt is not the same for all processes" in (folder / "log").read_text().splitlines()[-1]
+        assert not (folder / "out/refused").exists()

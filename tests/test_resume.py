@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
@@ -98,7 +99,7 @@ def test_more_steps_go_on_with_the_rate_of_the_longer_run(trained, workplace):
     trained("--steps", 6, *constant, out="out/whole")
     trained("--steps", 3, *constant)
     _, _, stderr = trained("--resume", "--steps", 6)
-    assert "--steps 6 in place of the run's 3" in stderr
+    assert "going on with steps 6 in place of the run's 3" in stderr
     whole, extended = what_counts(workplace / "out/whole"), what_counts(workplace / "out/model")
     assert extended[1] == whole[1]
     assert losses(extended[0]) == losses(whole[0])
