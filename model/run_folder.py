@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import re
 import shutil
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
 RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state"
-PACKAGES = {"torch", "triton", "numpy", "sentencepiece", "safetensors"}  # whose versions run.json names
+PACKAGES = ("torch", "triton", "numpy", "sentencepiece", "safetensors")  # whose versions run.json names
 STEP = re.compile(r"step-(\d+)")
 
 
@@ -88,7 +89,10 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
     """
     from model.saving import replace_file
 
-    packages = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"] in PACKAGES}
+    packages = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):  # triton isn't everywhere
+            packages[name] = version(name)
     run = {
         "arguments": {name: value for name, value in vars(args).items() if name not in ("out", "resume", "plan")},
         "begins_after_step": len(metrics),

@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 
 import torch
-import torch._dynamo  # as the first optimiser does, for a second
 
 import kernels
-import scripts.prepare_data  # noqa: F401 all of them imported before the fork
 import train
 from model.command import run
 
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # or that one couldn't import this file, and each would begin anew
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.runs", "pytest"])
+# What train.py imports, and PyTorch for its first optimiser, takes seconds, and is here before the fork.
+MODULES = ["checkpoint", "curves", "data", "generation", "plan", "resume", "tokenizer"]
+PRELOADED = ["tests.runs", "pytest", "torch._dynamo", "scripts.prepare_data", *(f"model.{name}" for name in MODULES)]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 def start(folder, arguments, log, environment=(), largest_file=None, dies_at=None):
