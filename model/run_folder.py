@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from model.tokenizer import Tokenizer
 
 RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state"
-PACKAGES = ("torch", "triton", "numpy", "sentencepiece", "safetensors")  # whose versions run.json names
+PACKAGES = ("triton", "numpy", "sentencepiece", "safetensors")  # whose versions run.json names, beside torch's
 STEP = re.compile(r"step-(\d+)")
 
 
@@ -87,6 +87,8 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
 
     Where none do, the folder is cleared of what an earlier run left to resume from. Raises InputError.
     """
+    import torch
+
     from model.saving import replace_file
 
     packages = {}
@@ -98,7 +100,7 @@ def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, An
         "begins_after_step": len(metrics),
         **about,
         "processes": world_size(),
-        "versions": {"python": platform.python_version(), **packages},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, **packages},
         "machine": platform.platform(),
     }
     try:
