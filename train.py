@@ -329,8 +329,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {meta['unigram_loss']:.3f}")
     say(f"saved {out}; `python generate.py --ckpt {out}` writes more than this, which follows 16 held-out tokens:")
     if rank() == 0:
-        del forward, wrapped, optimizer  # room for
-        model = load_checkpoint(out, norm, device)  # the whole model, of which this process may have trained a part
+        del forward, wrapped, optimizer  # room for the whole model, of which this process may have had a part
+        model = load_checkpoint(out, norm, device)
         prompt_ids = held_out[: min(16, args.block_size)].tolist()
         n_new = min(100, config.max_position_embeddings - len(prompt_ids))
         generator = torch.Generator(device).manual_seed(args.seed)
