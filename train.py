@@ -3,7 +3,7 @@
 Everything has a default: the tiny model of configs/tiny.json, on the source of Python's standard library, in a few
 minutes on two CPU cores. The result is a checkpoint directory that generate.py and transformers load.
 
-    python train.py --resume                            goes on where the run of --out stopped, to the bit
+    python train.py --resume                            goes on where the run of --out stopped, on a CPU to the bit
     torchrun --nproc-per-node 2 train.py                in two processes; with --fsdp the weights are divided too
     python train.py --config configs/llama2-7b.json --plan 8    what a run in 8 processes needs; trains nothing
 
@@ -36,7 +36,7 @@ from model.command import (
     say,
     world_size,
 )
-from model.run_folder import METRICS, STATE, begin_run, check_folder, earlier_metrics, newest_step, saved_arguments
+from model.run_folder import METRICS, RUN, STATE, begin_run, check_folder, earlier_metrics, newest_step, saved_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     add("--config", default=str(Path(__file__).parent / "configs/tiny.json"), help="the model's shape, a config.json")
     add("--data", default="python", help="python (its standard library's source), shakespeare, a text file or a folder")
     add("--out", default="out/tiny", help="folder for the checkpoint, what --resume needs, metrics and curves")
-    add("--resume", action="store_true", help="go on with the run in --out, with its arguments but for those given now")
+    add("--resume", action="store_true", help="go on with the run in --out; its arguments hold unless given anew")
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model; if left out, on a GPU alone")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}
@@ -63,7 +63,9 @@ def parse_args() -> argparse.Namespace:
     add("--steps", type=positive(int), default=100, help="optimiser steps")
     add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
     add("--block-size", type=positive(int), default=128, help="tokens a sequence")
-    add("--grad-accum", type=positive(int), default=1, help="parts that a process computes its share of a step in")
+    add(
+        "--grad-accum", type=positive(int), default=1, help="parts into which a process divides its sequences of a step"
+    )
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer; the config's, if left out")
     add("--lr", type=positive(float), default=2e-3, help="learning rate at its peak")
     add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine; if left out, --lr / 20")
@@ -74,7 +76,7 @@ def parse_args() -> argparse.Namespace:
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
     add("--log-norms", type=positive(int), metavar="N", help="every N steps, what the norms see: metrics and norms.png")
-    plan_help = "print what a run in N processes (1 if left out) needs, and end; auto is bfloat16 then"
+    plan_help = "print what a run in N processes (1 if left out) needs, and end; --dtype auto is bfloat16 then"
     add("--plan", type=positive(int), nargs="?", const=1, metavar="N", help=plan_help)
     args = parser.parse_args()
     if args.resume:
@@ -184,7 +186,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
 
     # Data and tokenizer; the vocabulary is the tokenizer's, which a short text can make smaller than asked for.
     for _ in processes.in_turn():
-        data_folder = prepare(args.data, config.vocab_size, Path("out/data"))
+        data_folder = prepare(args.data, config.vocab_size, Path("out/data"), renew=not args.resume)
     train_tokens, held_out, meta = load_tokens(data_folder, args.block_size)
     if not processes.agreed(meta["sha256"]):
         raise InputError(f"--data {args.data} is not the same for all processes; give each machine the same out/data")
@@ -246,6 +248,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
         about = {"norm": norm.description, "dtype": dtype_name, "device": str(device), "device_name": device_name}
         begin_run(out, args, metrics, {**about, "compiled": compiled, "data": meta})
     processes.wait_for_all()
+    if not processes.agreed((out / RUN).read_text() if (out / RUN).exists() else "nothing"):
+        raise InputError(f"--out {out} is not one folder for all processes; name one on a disk that all of them see")
     n_targets = args.batch_size * args.block_size
     val_loss = next((line["val_loss"] for line in reversed(metrics) if "val_loss" in line), None)
     with (
@@ -318,6 +322,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
                 if args.log_norms:
                     plot_norms(metrics, config.rms_norm_eps, out / "norms.png")
             if saving:
+                if rank() == 0:
+                    os.fsync(metrics_file.fileno())  # --resume asks for the line of every step
                 save(step + 1)
             bar.set_postfix_str(", ".join(shown))
             bar.update()
@@ -329,7 +335,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     say(f"validation loss {val_loss:.3f} nats a token; the unigram distribution has {meta['unigram_loss']:.3f}")
     say(f"saved {out}; `python generate.py --ckpt {out}` writes more than this, which follows 16 held-out tokens:")
     if rank() == 0:
-        del forward, wrapped, optimizer  # room for the whole model, of which this process may have had a part
+        del forward, wrapped, optimizer, model  # room for the whole model, of which this process may have had a part
         model = load_checkpoint(out, norm, device)
         prompt_ids = held_out[: min(16, args.block_size)].tolist()
         n_new = min(100, config.max_position_embeddings - len(prompt_ids))

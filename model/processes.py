@@ -82,7 +82,8 @@ def divide(model: Llama, device: torch.device, fsdp: bool, dtype: torch.dtype) -
         model.to(device)
         if world_size() == 1:
             return model
-        return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        devices = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     if world_size() == 1:
         raise InputError("--fsdp divides the weights among processes; start several: torchrun --nproc-per-node N ...")
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
@@ -95,12 +96,12 @@ def divide(model: Llama, device: torch.device, fsdp: bool, dtype: torch.dtype) -
 
 
 def gradient_sync(module: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-    """Around a forward and its backward: whether its gradients go to the other processes, or wait for later ones."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
-    elif isinstance(module, DistributedDataParallel) and not wanted:
-        return module.no_sync()
-    return nullcontext()
+    """Around a forward and its backward: whether its gradients must go to the other processes, or may wait.
+
+    FSDP sends them always, since what waits there waits whole in every process.
+    """
+    waits = isinstance(module, DistributedDataParallel) and not wanted
+    return module.no_sync() if waits else nullcontext()
 
 
 def part_of(sequences: np.ndarray) -> np.ndarray:

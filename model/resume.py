@@ -46,7 +46,7 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
         if rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
-            f"{final} can't be written ({_reason(error)}); the state before it stands; free some space, then --resume"
+            f"{final} can't be written ({_reason(error)}); what was saved before stands; free some space, then --resume"
         ) from error
     wait_for_all()
 
@@ -56,12 +56,16 @@ def keep_newest(folder: Path) -> None:
     newest = folder / f"step-{newest_step(folder):08}"
     for path in folder.glob("step-*"):
         if path != newest:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
-    """Read the state after `step` steps into the model and the optimiser. Raises InputError where it is damaged."""
+    """Read the state after `step` steps into the model and the optimiser, which keeps its rates and decay.
+
+    Raises InputError where it is damaged.
+    """
     path = folder / f"step-{step:08}"
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     state = _state(model, optimizer)
     try:
         with _quiet():
@@ -69,6 +73,8 @@ def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
     except (OSError, ValueError, EOFError, pickle.UnpicklingError, dcp.CheckpointException) as error:
         raise InputError(f"{path} can't be read ({_reason(error)}); remove it, and begin without --resume") from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    for group, setting in zip(optimizer.param_groups, settings, strict=True):
+        group.update(setting)
 
 
 def _state(model: Llama, optimizer: Optimizer) -> dict[str, Any]:
@@ -77,9 +83,11 @@ def _state(model: Llama, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """In one line; a CheckpointException has an error of each process that failed."""
+    """In one line; a CheckpointException has an error of each process that failed, and may hide a Ctrl-C."""
     if isinstance(error, dcp.CheckpointException):
         error = next(iter(error.failures.values()))[0]
+    if not isinstance(error, Exception):
+        raise error
     return " ".join(str(error).split())[:200]
 
 

@@ -68,7 +68,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
 
 
 def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
-    """The lines of the steps that the state has behind it; a run that was killed may have left more, and half a one.
+    """The lines of the steps that the state has behind it; a run that was killed may have left more, and half a line.
 
     Raises InputError where there are too few.
     """
@@ -76,9 +76,9 @@ def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
     try:
         metrics = [json.loads(line) for line in lines]
     except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}); begin anew without --resume") from error
+        raise InputError(f"{path} is damaged ({error}); {_anew(path.parent)}") from error
     if len(metrics) < done:
-        raise InputError(f"{path} has {len(metrics)} lines; expected {done}, one a step; begin anew without --resume")
+        raise InputError(f"{path} has {len(metrics)} lines; expected {done}, one a step; {_anew(path.parent)}")
     return metrics
 
 
@@ -126,5 +126,9 @@ def _finished(folder: Path, done: int) -> bool:
 def _object(folder: Path, key: str) -> dict[str, Any]:
     found = read_object(folder / RUN).get(key)
     if not isinstance(found, dict):
-        raise InputError(f"{folder / RUN} has no {key}; expected those of a run; begin anew without --resume")
+        raise InputError(f"{folder / RUN} has no {key}; expected those of a run; {_anew(folder)}")
     return found
+
+
+def _anew(folder: Path) -> str:
+    return f"remove {folder / STATE} and begin anew, without --resume"

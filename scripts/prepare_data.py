@@ -29,9 +29,10 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 HELD_OUT = 0.1  # the tail of the tokens that is never trained on
 
 
-def prepare(data: str, vocab_size: int, root: Path) -> Path:
+def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
     """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if need be.
 
+    Where it is out of date it is made anew, unless `renew` is False: a run that goes on needs what it began with.
     Raises InputError for a corpus that is missing, empty or not UTF-8, or can't be fetched; no folder is left then.
     """
     files = _corpus_files(data, root)
@@ -39,7 +40,7 @@ def prepare(data: str, vocab_size: int, root: Path) -> Path:
     name = data if data in ("python", "shakespeare") else f"{Path(data).stem}-{fingerprint[:8]}"
     folder = root / f"{name}-{vocab_size}"
     meta_file = folder / "meta.json"
-    if meta_file.exists() and json.loads(meta_file.read_text())["fingerprint"] == fingerprint:
+    if meta_file.exists() and (not renew or json.loads(meta_file.read_text())["fingerprint"] == fingerprint):
         return folder
 
     from model.tokenizer import train_tokenizer

@@ -14,7 +14,8 @@ import kernels
 import train
 from model.command import run
 
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # or that one couldn't import this file, and each would begin anew
+# The server that forks imports this file by name; without its path it can't, and every child would import torch again.
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 CONTEXT = multiprocessing.get_context("forkserver")
 # What train.py imports, and PyTorch for its first optimiser, takes seconds, and is here before the fork.
 MODULES = ["checkpoint", "curves", "data", "generation", "plan", "resume", "tokenizer"]
@@ -24,7 +25,8 @@ CONTEXT.set_forkserver_preload(PRELOADED)
 
 def start(folder, arguments, log, environment=(), largest_file=None, dies_at=None):
     """Begin a run in `folder` with its output in the file `log`; returns the process."""
-    process = CONTEXT.Process(target=_run, args=(folder, arguments, log, environment, largest_file, dies_at))
+    what = (folder, arguments, log, environment, largest_file, dies_at)
+    process = CONTEXT.Process(target=_run, args=what, daemon=True)  # ends with a test that fails while it runs
     process.start()
     return process
 
@@ -32,7 +34,7 @@ def start(folder, arguments, log, environment=(), largest_file=None, dies_at=Non
 def finish(folder, arguments, log, **options):
     """The exit code of a run (negative: the signal that killed it), and its last line."""
     process = start(folder, arguments, log, **options)
-    process.join()
+    process.join(300)
     return process.exitcode, (Path(log).read_text().splitlines() or [""])[-1]
 
 

@@ -233,3 +233,16 @@ def test_a_server_that_is_off_is_an_input_error(monkeypatch, tmp_path):
         with pytest.raises(InputError, match="can't be fetched"):
             fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", SHA256, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_keeps_the_data_it_began_with(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text(LINE * 200)
+    monkeypatch.setattr(prepare_data, "_corpus_files", lambda data, root: [text])  # whose folder is named without it
+    folder = prepare_data.prepare("python", 300, tmp_path / "data")
+    before = (folder / "tokens.bin").read_bytes()
+    text.write_text(LINE.replace("fox", "cow") * 200)
+    assert prepare_data.prepare("python", 300, tmp_path / "data", renew=False) == folder
+    assert (folder / "tokens.bin").read_bytes() == before
+    assert prepare_data.prepare("python", 300, tmp_path / "data") == folder
+    assert (folder / "tokens.bin").read_bytes() != before

@@ -63,12 +63,12 @@ def test_n_processes_give_the_run_of_one(n, more, workplace, trained):
     assert output[1:] == [""] * (n - 1)  # one of them speaks for all
 
 
-@needs_fsdp
-def test_a_run_goes_on_in_another_number_of_processes(workplace, trained, command):
+@pytest.mark.parametrize("more", [[], pytest.param(["--fsdp"], marks=needs_fsdp)])
+def test_a_run_goes_on_in_another_number_of_processes(more, workplace, trained, command):
     run = [*RUN, *CONSTANT]
     trained(*run, "--steps", "6", out="out/one")
     out = ["--out", "out/several"]
-    assert runs.finish_connected(workplace, [*run, *out, "--steps", "2", "--fsdp"], 3) == [0] * 3
+    assert runs.finish_connected(workplace, [*run, *out, "--steps", "2", *more], 3) == [0] * 3
     assert runs.finish_connected(workplace, ["--resume", *out, "--steps", "4", "--no-fsdp"], 2) == [0] * 2
     assert command(train.main, "--resume", *out, "--steps", "6")[0] == 0
     same_run(workplace / "out/several", workplace / "out/one")
@@ -76,7 +76,7 @@ def test_a_run_goes_on_in_another_number_of_processes(workplace, trained, comman
 
 def when_saved(processes, state):
     """Wait for the first state of a run of many steps."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not newest_step(state):
         assert time.monotonic() < until
         assert all(process.is_alive() for process in processes)
@@ -207,10 +207,17 @@ def test_what_processes_cannot_do_is_refused_in_one_line(n, arguments, message, 
     assert not (workplace / "out/refused").exists()
 
 
-def test_processes_with_different_data_are_refused(workplace):
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("fed", "--data text.txt is not the same for all processes"),
+        ("def", "--out out/refused is not one folder for all processes"),
+    ],
+)
+def test_processes_that_share_no_data_or_folder_are_refused(word, message, workplace):
     other = workplace / "other"
     other.mkdir()
-    (other / "text.txt").write_text((workplace / "text.txt").read_text().replace("def", "fed"))
+    (other / "text.txt").write_text((workplace / "text.txt").read_text().replace("def", word))
     (other / "config.json").write_text((workplace / "config.json").read_text())
     folders, n = [workplace, other], 2
     places = runs.places(n)
@@ -221,5 +228,5 @@ def test_processes_with_different_data_are_refused(workplace):
         process.join(60)
     assert [process.exitcode for process in processes] == [2, 2]
     for folder in folders:
-        assert "--data text.txt is not the same for all processes" in (folder / "log").read_text().splitlines()[-1]
-        assert not (folder / "out/refused").exists()
+        assert message in (folder / "log").read_text().splitlines()[-1]
+        assert not list(folder.glob("out/refused/state"))

@@ -178,7 +178,7 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
     trained("--steps", 2)
     saved = (workplace / "out/model/model.safetensors").read_bytes()
     monkeypatch.setattr(train, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
