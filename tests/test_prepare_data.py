@@ -241,7 +241,7 @@ def test_a_run_that_goes_on_keeps_the_data_it_began_with(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_data, "_corpus_files", lambda data, root: [text])  # whose folder is named without it
     folder = prepare_data.prepare("python", 300, tmp_path / "data")
     before = (folder / "tokens.bin").read_bytes()
-    text.write_text(LINE.replace("fox", "cow") * 200)
+    text.write_text(LINE * 300)
     assert prepare_data.prepare("python", 300, tmp_path / "data", renew=False) == folder
     assert (folder / "tokens.bin").read_bytes() == before
     assert prepare_data.prepare("python", 300, tmp_path / "data") == folder
