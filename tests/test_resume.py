@@ -67,7 +67,7 @@ def what_counts(folder):
         ("torch", 6, ("--dtype", "bfloat16", "--checkpoint-activations")),
         ("tests.test_resume:noisy_norm", 4, ("--grad-accum", "2")),
         pytest.param("compile", 2, (), marks=needs_compiler),
-        pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4"), marks=needs_triton),
+        pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
     ],
 )
 def test_a_run_that_is_stopped_and_goes_on_is_the_same_to_the_bit(
@@ -128,7 +128,7 @@ def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, co
 
 
 def test_a_run_killed_ten_times_at_random_is_the_run_left_alone(workplace):
-    run = [*RUN, "--steps", 60, "--save-interval", 1, "--eval-interval", 60, "--norm", "torch"]
+    run = [*RUN, "--steps", 50, "--save-interval", 1, "--eval-interval", 50, "--norm", "torch"]
     assert runs.finish(workplace, run, "log")[0] == 0
     whole = what_counts(workplace / "out/model")
     shutil.rmtree(workplace / "out/model")
