@@ -107,14 +107,6 @@ def parameter_groups(model: Llama, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def summed_loss(model: Llama, batch: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy summed over the targets of a batch (B, block_size + 1), in float32."""
-    import torch.nn.functional as F
-
-    logits = model(batch[:, :-1])  # (B, block_size, vocab_size)
-    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
-
-
 def main() -> None:
     args = parse_args()
     from model.config import LlamaConfig
@@ -167,7 +159,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from model.curves import plot_losses, plot_norms
     from model.data import batch_starts, load_tokens, step_seed, windows
     from model.generation import generate, sample
-    from model.llama import Llama, checkpoint_layers
+    from model.llama import Llama, checkpoint_layers, summed_loss
     from model.norm import input_mean_squares
     from model.plan import peak_flops, training_flops
     from model.resume import keep_newest, load_state, save_state

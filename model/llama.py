@@ -115,6 +115,12 @@ class Llama(nn.Module):
         return F.linear(x[:, -logits_to_keep:], head)
 
 
+def summed_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    """Cross-entropy summed over the T targets of each sequence of a batch (B, T + 1), in float32."""
+    logits = model(batch[:, :-1])  # (B, T, vocab_size)
+    return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+
+
 def checkpoint_layers(model: Llama) -> None:
     """Keep of each layer only its inputs for the backward, which computes the rest again: a third more to compute."""
     for layer in model.layers:

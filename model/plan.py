@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch._functorch.config
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels import Backend, InputError, kernel_errors
 from model.config import LlamaConfig
-from model.llama import Llama, checkpoint_layers
+from model.llama import Llama, checkpoint_layers, summed_loss
 from model.norm import RMSNorm
 
 # Dense products in bfloat16, accumulated in float32, operations a second: NVIDIA's data sheets, of which those since
@@ -112,8 +111,7 @@ def fake_forward(
 
         def loss() -> Tensor:
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32 and not fsdp):
-                logits = model(batch[:, :-1])  # (n_sequences, block_size, vocab_size)
-                return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+                return summed_loss(model, batch)
 
         return model, saved_bytes(loss, model.parameters())
 

@@ -371,9 +371,9 @@ class Bench:
         import torch
 
         from model.config import LlamaConfig
-        from model.llama import Llama
-        from model.plan import forward_flops
-        from train import parameter_groups, summed_loss
+        from model.llama import Llama, summed_loss
+        from model.plan import training_flops
+        from train import parameter_groups
 
         torch.manual_seed(0)
         config = LlamaConfig.from_dict(TRAINED)
@@ -402,8 +402,8 @@ class Bench:
             return lambda: seconds(step)
 
         results = in_turn([step_of(model) for model in models], self.args.repeats)
-        rate = 3 * forward_flops(models[0], BATCH[1], BATCH[0], BATCH[1]) / median(results[0])
-        note = f"{BATCH[0] * BATCH[1] / median(results[0]):.0f} tokens/s, {self.of_products(rate)}"
+        speed = BATCH[0] * BATCH[1] / median(results[0])
+        note = f"{speed:.0f} tokens/s, {self.of_products(training_flops(models[0], BATCH[1]) * speed)}"
         return [self.row(f"training step, {BATCH[0]} x {BATCH[1]}", "ms", results, note)]
 
     def load_in_a_process(self) -> list[Row]:

@@ -18,10 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from model.config import LlamaConfig
-from model.llama import Llama, checkpoint_layers
+from model.llama import Llama, checkpoint_layers, summed_loss
 from model.plan import fake_forward, forward_flops, peak_flops, plan, saved_bytes
 from tests.conftest import CPU
-from train import summed_loss
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 RUN = {

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import model.data
+import model.llama
 import train
 from kernels import reference
 from model.run_folder import newest_step
@@ -122,7 +123,7 @@ def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, co
         time.sleep(1.1)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(train, "summed_loss", twice)
+    monkeypatch.setattr(model.llama, "summed_loss", twice)
     code, _, stderr = command(train.main, "--resume", *RUN)
     assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
 

@@ -183,7 +183,7 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
     trained("--steps", 2)
     saved = (workplace / "out/model/model.safetensors").read_bytes()
-    monkeypatch.setattr(train, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
+    monkeypatch.setattr(model.llama, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
     code, _, stderr = command(train.main, *defaults.split())
     assert code == 2
