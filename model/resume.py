@@ -22,7 +22,7 @@ from kernels import InputError
 from model.command import rank
 from model.llama import Llama
 from model.processes import wait_for_all
-from model.run_folder import newest_step
+from model.run_folder import newest_step, step_folder
 
 
 def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
@@ -31,11 +31,8 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
     It is written beside its place, flushed to the disk and renamed, so a run that dies meanwhile has the one before.
     Raises InputError where the disk is full or can't be written to; what was there is then left as it was.
     """
-    final = folder / f"step-{step:08}"
-    partial = folder / f"{final.name}.partial"
-    if rank() == 0:
-        keep_newest(folder)
-    wait_for_all()
+    final = step_folder(folder, step)
+    partial = final.with_name(f"{final.name}.partial")
     try:
         with _quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=partial)
@@ -53,7 +50,7 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
 
 def keep_newest(folder: Path) -> None:
     """Remove what is older than the newest whole state, and what a save that died has left."""
-    newest = folder / f"step-{newest_step(folder):08}"
+    newest = step_folder(folder, newest_step(folder))
     for path in folder.glob("step-*"):
         if path != newest:
             shutil.rmtree(path, ignore_errors=True)
@@ -64,7 +61,7 @@ def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
 
     Raises InputError where it is damaged.
     """
-    path = folder / f"step-{step:08}"
+    path = step_folder(folder, step)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     state = _state(model, optimizer)
     try:

@@ -38,6 +38,11 @@ def newest_step(state: Path) -> int:
     return max((int(found[1]) for path in state.glob("step-*") if (found := STEP.fullmatch(path.name))), default=0)
 
 
+def step_folder(state: Path, step: int) -> Path:
+    """Where the state after `step` steps lies once it is whole."""
+    return state / f"step-{step:08}"
+
+
 def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: dict[str, Any], resume: bool) -> None:
     """Raises InputError where this run would destroy another one or another model, or go on with other data."""
     if folder.exists() and not folder.is_dir():
