@@ -113,6 +113,7 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
 def _fingerprint(files: list[Path]) -> str:
     """Changes when a file of the corpus comes, goes or is written to."""
     stats = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    # "sha256" is one of the keys of meta.json: a folder from before it was is out of date.
     return hashlib.sha256(json.dumps([HELD_OUT, "sha256", *stats]).encode()).hexdigest()
 
 

@@ -132,10 +132,13 @@ def trained(workplace, command):
         defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
         code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
         assert code == 0, stderr
-        metrics = [json.loads(line) for line in (workplace / out / "metrics.jsonl").read_text().splitlines()]
-        return metrics, stdout, stderr
+        return metrics_of(workplace / out), stdout, stderr
 
     return run
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def losses(metrics):

@@ -18,16 +18,12 @@ from model.command import rank
 from model.processes import process_group
 from model.run_folder import newest_step
 from tests import runs
-from tests.conftest import CPU, losses
+from tests.conftest import CPU, losses, metrics_of
 
 RUN = "--config config.json --data text.txt --block-size 16 --batch-size 7 --warmup 2 --norm torch".split()  # noqa: SIM905
 CONSTANT = ["--lr", "1e-3", "--min-lr", "1e-3"]  # a rate that the number of steps doesn't change
 HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
 needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="no FSDP2 on a CPU in this torch")
-
-
-def metrics_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def same_run(got, expected):

@@ -19,7 +19,7 @@ import train
 from kernels import reference
 from model.run_folder import newest_step
 from tests import runs
-from tests.conftest import losses
+from tests.conftest import losses, metrics_of
 from tests.test_norm_contract import needs_compiler, needs_triton
 
 RUN = "--config config.json --data text.txt --block-size 16 --batch-size 4 --warmup 2 --out out/model".split()  # noqa: SIM905
@@ -55,8 +55,7 @@ def stopped(monkeypatch):
 
 def what_counts(folder):
     """Of a finished run: the losses and rates of every step, and the weights, to the bit."""
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines = [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in metrics]
+    lines = [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in metrics_of(folder)]
     return lines, (folder / "model.safetensors").read_bytes()
 
 
