@@ -10,7 +10,7 @@ import torch
 
 import kernels
 import train
-from model.command import choose_device, names_in, run
+from model.command import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
 
@@ -32,11 +32,18 @@ TRAINED = {
 def pytest_addoption(parser):
     parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
     parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
+    parser.addoption(
+        "--train-dtype",
+        default="float32",
+        choices=["float32", "bfloat16"],
+        help="what training runs compute in; by name, since train.py's auto is bfloat16 on CPUs with its instructions",
+    )
 
 
 def pytest_configure(config):
     device = config.getoption("--device")
     os.environ["NORM_TEST_DEVICE"] = device
+    os.environ["TRAIN_DTYPE"] = config.getoption("--train-dtype")
     if device == "cpu":  # most of the suite compares with CPU results, and runs Triton in its interpreter
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kernels.interpret_without_gpu()  # before anything here imports triton
@@ -46,6 +53,11 @@ def pytest_configure(config):
             kernels.load_backend(norm, chosen)
     except kernels.InputError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header(config):
+    auto = str(choose_autocast_dtype("auto", CPU)).removeprefix("torch.")
+    return f"training runs: {config.getoption('--train-dtype')} by name; --dtype auto would be {auto} on this CPU"
 
 
 def pytest_collection_modifyitems(config, items):
@@ -130,11 +142,17 @@ def trained(workplace, command):
 
     def run(*arguments, out="out/model"):
         defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
+        defaults += f" --dtype {train_dtype()}"
         code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
         assert code == 0, stderr
         return metrics_of(workplace / out), stdout, stderr
 
     return run
+
+
+def train_dtype():
+    """The name of the dtype that training runs compute in."""
+    return os.environ["TRAIN_DTYPE"]
 
 
 def metrics_of(folder):

@@ -19,10 +19,11 @@ import train
 from kernels import reference
 from model.run_folder import newest_step
 from tests import runs
-from tests.conftest import losses, metrics_of
+from tests.conftest import losses, metrics_of, train_dtype
 from tests.test_norm_contract import needs_compiler, needs_triton
 
 RUN = "--config config.json --data text.txt --block-size 16 --batch-size 4 --warmup 2 --out out/model".split()  # noqa: SIM905
+RUN += ["--dtype", train_dtype()]
 
 
 def noisy_norm(x, weight, eps):
@@ -65,6 +66,7 @@ def what_counts(folder):
         ("reference", 0, ()),
         ("torch", 3, ("--grad-accum", "3")),
         ("torch", 6, ("--dtype", "bfloat16", "--checkpoint-activations")),
+        ("reference", 2, ("--dtype", "bfloat16", "--grad-accum", "2")),
         ("tests.test_resume:noisy_norm", 4, ("--grad-accum", "2")),
         pytest.param("compile", 2, (), marks=needs_compiler),
         pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),

@@ -22,7 +22,7 @@ from model.config import LlamaConfig
 from model.data import batch_starts, windows
 from model.llama import Llama
 from model.norm import input_mean_squares
-from tests.conftest import CPU, TRAINED, losses
+from tests.conftest import CPU, TRAINED, losses, train_dtype
 from tests.test_norm_contract import needs_compiler, needs_triton
 
 
@@ -128,6 +128,15 @@ def test_bfloat16_autocast_stays_near_float32_and_saves_float32(trained, workpla
     assert (workplace / "out/bfloat16/model.safetensors").stat().st_size == size
 
 
+@pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_what_the_cpu_computes_and_says_so(native, dtype, trained, monkeypatch):
+    monkeypatch.setattr("model.command._cpu_computes_bfloat16", lambda: native)
+    by_name, _, _ = trained("--dtype", dtype, out="out/named")
+    auto, _, stderr = trained("--dtype", "auto", out="out/auto")
+    assert f", {dtype} on cpu" in stderr
+    assert losses(auto) == losses(by_name)
+
+
 @needs_compiler
 def test_compiled_model_gives_the_same_losses(trained, workplace):
     torch._dynamo.reset()
@@ -159,7 +168,9 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
 
     def mean_loss(starts, part):
         batch = torch.tensor(np.array([part[s : s + 17] for s in starts]).astype(int))
-        return torch.nn.functional.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=train_dtype() == "bfloat16"):
+            logits = model(batch[:, :-1]).float()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
     for step, line in enumerate(metrics):
         for group in optimizer.param_groups:
@@ -185,6 +196,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(traine
     saved = (workplace / "out/model/model.safetensors").read_bytes()
     monkeypatch.setattr(model.llama, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
+    defaults += f" --dtype {train_dtype()}"
     code, _, stderr = command(train.main, *defaults.split())
     assert code == 2
     assert "error: step 1: the loss is " in stderr
@@ -360,6 +372,7 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(name, workplace, co
 
     arguments, message = REFUSED[name]
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
+    defaults += f" --dtype {train_dtype()}"
     code, stdout, stderr = command(train.main, *defaults.split(), *arguments.split())
     assert code == 2
     assert stdout == ""
