@@ -18,7 +18,7 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from typing import TYPE_CHECKING
 
 from kernels import InputError
-from model.command import Parser, choose_device, not_negative, positive, run, say
+from model.cli import Parser, choose_device, not_negative, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from model.llama import Llama
-    from model.tokenizer import Tokenizer
+    from model.tokenizer.base import Tokenizer
 
 
 def parse_args() -> argparse.Namespace:
@@ -87,7 +87,7 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     import torch
 
     from kernels import load_backend
-    from model.checkpoint import load_checkpoint, load_end_ids
+    from model.checkpoint.load import load_checkpoint, load_end_ids
     from model.tokenizer import load_tokenizer
 
     device = choose_device(args.device)
@@ -138,7 +138,7 @@ def check_room(model: Llama, what: str, prompt_ids: list[int], max_new_tokens: i
 
 def compiled(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callable:
     """The step for a token, compiled before it is needed: it takes a while, and the text shouldn't stand still."""
-    from model.decoder import compile_step, warm_up
+    from model.compiled_step import compile_step, warm_up
 
     started = time.perf_counter()
     say("compiling the step for a token, about ten seconds")
@@ -150,7 +150,7 @@ def compiled(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callabl
 
 def stream(tokenizer: Tokenizer, prompt_ids: list[int], new_ids: Iterator[int], echo: bool) -> Iterator[str]:
     """Text as it comes, never a part of a character; with the prompt's first, if it is to be echoed."""
-    from model.tokenizer import TokenStream
+    from model.tokenizer.base import TokenStream
 
     pieces = TokenStream(tokenizer)
     shown = [pieces.push(id) for id in prompt_ids]
@@ -217,8 +217,8 @@ def complete(
 
 def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
     """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    from model.chat import encode_chat
     from model.generation import generate
+    from model.tokenizer.chat import encode_chat
 
     step = None
     if args.compile and args.max_new_tokens > 1:

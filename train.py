@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels import InputError
-from model.command import (
+from model.cli import (
     Parser,
     caught_signals,
     choose_autocast_dtype,
@@ -36,7 +36,16 @@ from model.command import (
     say,
     world_size,
 )
-from model.run_folder import METRICS, RUN, STATE, begin_run, check_folder, earlier_metrics, newest_step, saved_arguments
+from model.training.run_folder import (
+    METRICS,
+    RUN,
+    STATE,
+    begin_run,
+    check_folder,
+    earlier_metrics,
+    newest_step,
+    saved_arguments,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -126,14 +135,14 @@ def main() -> None:
             f"--batch-size {args.batch_size} has too few sequences for --grad-accum {args.grad_accum} parts{shared}; "
             "expected at least one a part"
         )
-    from model.processes import own_device, process_group
+    from model.training.distributed import own_device, process_group
 
     device = own_device(args.device)
     if args.plan:
         import torch
 
         from kernels import load_backend
-        from model.plan import plan
+        from scripts.plan import plan
 
         names = ("batch_size", "block_size", "grad_accum", "steps", "fsdp", "checkpoint_activations")
         settings = {name: getattr(args, name) for name in names}
@@ -154,18 +163,18 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     from tqdm import tqdm
 
     from kernels import load_backend
-    from model import processes
-    from model.checkpoint import load_checkpoint
-    from model.curves import plot_losses, plot_norms
-    from model.data import batch_starts, load_tokens, step_seed, windows
+    from model.checkpoint.load import load_checkpoint
+    from model.checkpoint.save import save_checkpoint
     from model.generation import generate, sample
     from model.llama import Llama, checkpoint_layers, summed_loss
     from model.norm import input_mean_squares
-    from model.plan import peak_flops, training_flops
-    from model.resume import keep_newest, load_state, save_state
-    from model.saving import save_checkpoint
     from model.tokenizer import load_tokenizer
-    from scripts.prepare_data import prepare
+    from model.training import distributed as processes
+    from model.training.curves import plot_losses, plot_norms
+    from model.training.data import batch_starts, load_tokens, step_seed, windows
+    from model.training.flops import peak_flops, training_flops
+    from model.training.prepare import prepare
+    from model.training.state import keep_newest, load_state, save_state
 
     # What was asked for, checked before anything is written.
     dtype = choose_autocast_dtype(args.dtype, device)

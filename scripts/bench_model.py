@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 from kernels import USAGE, InputError, load_backend
-from model.command import Parser, names_in, positive, run, say, whole_numbers
+from model.cli import Parser, names_in, positive, run, say, whole_numbers
 
 if TYPE_CHECKING:
     import argparse
@@ -113,7 +113,7 @@ def eager_step(model: Llama) -> Callable[[Tensor, Any], Tensor]:
 
 def compiled_step(model: Llama) -> Callable[[Tensor, Any], Tensor]:
     """The same, compiled where one token comes in."""
-    from model.decoder import compile_step
+    from model.compiled_step import compile_step
 
     eager, compiled = eager_step(model), compile_step(model)
     return lambda tokens, caches: (compiled if tokens.size(1) == 1 else eager)(tokens, caches)
@@ -252,7 +252,7 @@ class Bench:
     def load(self, dtype: str) -> None:
         import torch
 
-        from model.checkpoint import load_checkpoint
+        from model.checkpoint.load import load_checkpoint
 
         device = torch.device("cpu")
         self.dtype, torch_dtype = dtype, getattr(torch, dtype)
@@ -279,7 +279,7 @@ class Bench:
         return Row(what, self.dtype, unit, ours, theirs, note)
 
     def prefill(self) -> list[Row]:
-        from model.plan import forward_flops
+        from model.training.flops import forward_flops
 
         ids = self.ids(self.args.prefill)
         calls = [lambda: seconds(lambda: prefill_ours(self.ours, ids))]
@@ -372,7 +372,7 @@ class Bench:
 
         from model.config import LlamaConfig
         from model.llama import Llama, summed_loss
-        from model.plan import training_flops
+        from model.training.flops import training_flops
         from train import parameter_groups
 
         torch.manual_seed(0)
@@ -449,7 +449,7 @@ def in_a_process(command: list[str]) -> str:
 LOAD_OURS = """
 import sys, torch
 from kernels import load_backend
-from model.checkpoint import load_checkpoint
+from model.checkpoint.load import load_checkpoint
 import safetensors.torch
 cpu = torch.device("cpu")
 norm = load_backend(sys.argv[2], cpu)
@@ -483,10 +483,10 @@ print(json.dumps({"loaded": loaded, "first": first, "peak_loading": peak_loading
 def random_checkpoint(folder: Path) -> Path:
     import torch
 
+    from model.checkpoint.save import save_checkpoint
     from model.config import LlamaConfig
     from model.llama import Llama
-    from model.saving import save_checkpoint
-    from model.tokenizer import train_tokenizer
+    from model.tokenizer.sentencepiece_model import train_tokenizer
 
     torch.manual_seed(0)
     model = Llama(LlamaConfig.from_dict(SMOLLM2_135M), load_backend("reference", torch.device("cpu")))

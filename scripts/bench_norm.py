@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import USAGE, Backend, InputError, kernel_errors
-from model.command import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
+from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
 from scripts import peers
 
 if TYPE_CHECKING:

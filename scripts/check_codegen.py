@@ -43,9 +43,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError, kernel_errors
-from model.command import Parser, make_folder, positive, run, say, whole_numbers
-from scripts.assembly import Access, accesses_of, instructions_of, registers_of
-from scripts.offline_gpu import CASES, N_ROWS, SHAPE, TARGETS, Launch, launches_of, version_of
+from model.cli import Parser, make_folder, positive, run, say, whole_numbers
+from scripts.codegen.assembly import Access, accesses_of, instructions_of, registers_of
+from scripts.codegen.offline_gpu import CASES, N_ROWS, SHAPE, TARGETS, Launch, launches_of, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import BACKENDS, USAGE, InputError
-from model.command import Parser, choose_device, make_folder, names_in, positive, run, say
+from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say
 
 if TYPE_CHECKING:
     import argparse
 
 DEADLINE_S = 470  # for all parts together
 FIGURES = {"bench": "norm", "parity-float32": "parity", "parity-bfloat16": "parity"}  # what a part names its files
-TESTS = "tests/test_norm_contract.py,tests/test_triton_rms_norm.py"
+TESTS = "tests/kernels/test_norm_contract.py,tests/kernels/test_triton_rms_norm.py"
 
 
 class Part(NamedTuple):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import DTYPES, USAGE, InputError, load_backend
-from model.command import Parser, choose_device, make_folder, names_in, not_negative, positive, run, say
+from model.cli import Parser, choose_device, make_folder, names_in, not_negative, positive, run, say
 
 if TYPE_CHECKING:
     import argparse

@@ -4,160 +4,17 @@
     python scripts/prepare_data.py --data PATH          a UTF-8 text file, or a folder of them
     python scripts/prepare_data.py --data shakespeare   tiny Shakespeare, fetched once
 
-The folder holds tokenizer.model, tokens.bin and meta.json, which records the dtype of the ids, the vocabulary, where
-the held-out tail begins and what the text was made of. train.py calls this where the folder is missing or out of date.
+train.py does the same where the folder is missing or out of date.
 """
 
 from __future__ import annotations
 
-import hashlib
-import http.client
 import json
-import shutil
 import sys
-import sysconfig
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kernels import InputError
-from model.command import Parser, positive, run, say
-
-SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-HELD_OUT = 0.1  # the tail of the tokens that is never trained on
-
-
-def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
-    """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if need be.
-
-    Where it is out of date it is made anew, unless `renew` is False: a run that goes on needs what it began with.
-    Raises InputError for a corpus that is missing, empty or not UTF-8, or can't be fetched; no folder is left then.
-    """
-    files = _corpus_files(data, root)
-    fingerprint = _fingerprint(files)
-    name = data if data in ("python", "shakespeare") else f"{Path(data).stem}-{fingerprint[:8]}"
-    folder = root / f"{name}-{vocab_size}"
-    meta_file = folder / "meta.json"
-    if meta_file.exists() and (not renew or json.loads(meta_file.read_text())["fingerprint"] == fingerprint):
-        return folder
-
-    from model.tokenizer import train_tokenizer
-
-    say(f"preparing {folder}: a tokenizer of {vocab_size} pieces, then the ids (files: {len(files)})")
-    documents = [text for text in map(_read_text, files) if text]
-    if not documents:
-        raise InputError(f"--data {data} holds no text; expected UTF-8 text")
-    try:
-        tokenizer = train_tokenizer(documents, vocab_size)
-    except InputError as error:
-        raise InputError(f"--data {data}: {error}") from error
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
-    try:
-        partial.mkdir(parents=True)
-        for name, content in tokenizer.files.items():
-            (partial / name).write_bytes(content)
-        counts = _write_tokens(documents, tokenizer, partial / "tokens.bin")
-        meta = {"source": data, "fingerprint": fingerprint, "vocab_size": tokenizer.vocab_size, **counts}
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)  # prepared from an earlier state of the corpus
-        partial.rename(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(f"{folder} can't be written ({error}); free some space, or name another place") from error
-    return folder
-
-
-def _corpus_files(data: str, root: Path) -> list[Path]:
-    if data == "shakespeare":
-        return [fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, root / "shakespeare.txt")]
-    if data == "python":
-        library = Path(sysconfig.get_paths()["stdlib"])
-        left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-        found = [path for path in library.rglob("*.py") if left_out.isdisjoint(path.relative_to(library).parts)]
-        if not found:
-            raise InputError(f"no standard-library source in {library}; use --data PATH with a text of your own")
-        return sorted(found)
-    path = Path(data)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        hidden = set(path.rglob(".*"))
-        found = [file for file in path.rglob("*") if file.is_file() and hidden.isdisjoint([file, *file.parents])]
-        if not found:
-            raise InputError(f"--data {data} is an empty folder; expected UTF-8 text files in it")
-        return sorted(found)
-    raise InputError(f"--data {data} does not exist; expected python, shakespeare, a text file or a folder of them")
-
-
-def fetch(url: str, sha256: str, path: Path) -> Path:
-    """Download once to `path`. Raises InputError when offline, or when the content isn't the one expected."""
-    if not path.exists():
-        try:
-            with urllib.request.urlopen(url, timeout=30) as response:
-                content = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{url} can't be fetched ({error}); use --data python, or --data PATH") from error
-        found = hashlib.sha256(content).hexdigest()
-        if found != sha256:
-            raise InputError(f"{url} has SHA-256 {found}; expected {sha256}; use --data PATH with a file you trust")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(content)
-        partial.rename(path)
-    return path
-
-
-def _fingerprint(files: list[Path]) -> str:
-    """Changes when a file of the corpus comes, goes or is written to."""
-    stats = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    # "sha256" is one of the keys of meta.json: a folder from before it was is out of date.
-    return hashlib.sha256(json.dumps([HELD_OUT, "sha256", *stats]).encode()).hexdigest()
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text ({error}); convert it, or leave it out of --data") from error
-    except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}); leave it out of --data") from error
-
-
-def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str, Any]:
-    """Every document between a begin and an end token. Returns the dtype, the counts, the unigram loss and a hash."""
-    import numpy as np
-    from tqdm import tqdm
-
-    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
-    bar = tqdm(unit="token", unit_scale=True, disable=None)
-    with path.open("wb") as out, bar:
-        for text in documents:
-            np.array([tokenizer.bos_id], dtype).tofile(out)
-            for ids in tokenizer.encode_parts(text):
-                np.array(ids, dtype).tofile(out)
-                bar.update(len(ids))
-            np.array([tokenizer.eos_id], dtype).tofile(out)
-    tokens = np.fromfile(path, dtype)
-    n_train = len(tokens) - int(len(tokens) * HELD_OUT)
-    return {
-        "dtype": dtype.name,
-        "n_tokens": len(tokens),
-        "n_train": n_train,
-        "unigram_loss": _unigram_loss(tokens[:n_train], tokens[n_train:], tokenizer.vocab_size),
-        "sha256": hashlib.sha256(tokens).hexdigest(),  # by which --resume knows the data again
-    }
-
-
-def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float | None:
-    """Nats a token that predicting each by its frequency costs: what a model that sees no context reaches."""
-    import numpy as np
-
-    counts = np.bincount(train, minlength=vocab_size) + 1  # one more each, so that none has probability 0
-    surprise = -np.log(counts / counts.sum())
-    return float(surprise[held_out].mean()) if len(held_out) else None
+from model.cli import Parser, positive, run, say
 
 
 def main() -> None:
@@ -166,6 +23,8 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=positive(int), default=1024, help="pieces of the tokenizer")
     parser.add_argument("--out", default="out/data", help="folder that the prepared data goes to")
     args = parser.parse_args()
+    from model.training.prepare import prepare
+
     folder = prepare(args.data, args.vocab_size, Path(args.out))
     meta = json.loads((folder / "meta.json").read_text())
     held_out = meta["n_tokens"] - meta["n_train"]

@@ -10,23 +10,12 @@ import torch
 
 import kernels
 import train
-from model.command import choose_autocast_dtype, choose_device, names_in, run
+from model.cli import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
+from tests.helpers import CPU, TEXT, TRAINED, draw_weights, metrics_of, train_dtype
 
 torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
-CPU = torch.device("cpu")
-TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
-TRAINED = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 3e-3,
-    "vocab_size": 290,
-}
 
 
 def pytest_addoption(parser):
@@ -80,15 +69,6 @@ def config() -> LlamaConfig:
         rms_norm_eps=3e-3,
         rope_theta=5000.0,
     )
-
-
-def draw_weights(model: torch.nn.Module, std: float) -> None:
-    """Weights that all matter, for a model of ours or of transformers: norms away from 1, no bias at 0."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-        else:
-            torch.nn.init.normal_(parameter, std=std)
 
 
 @pytest.fixture
@@ -148,16 +128,3 @@ def trained(workplace, command):
         return metrics_of(workplace / out), stdout, stderr
 
     return run
-
-
-def train_dtype():
-    """The name of the dtype that training runs compute in."""
-    return os.environ["TRAIN_DTYPE"]
-
-
-def metrics_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(metrics):
-    return [line["loss"] for line in metrics]

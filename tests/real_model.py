@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError
-from model.command import Parser, run, say
+from model.cli import Parser, run, say
 
 if TYPE_CHECKING:
     import argparse

@@ -11,13 +11,15 @@ import torch
 
 import kernels
 from generate import main
-from model.checkpoint import load_checkpoint
+from model.checkpoint.load import load_checkpoint
+from model.checkpoint.save import save_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
-from model.saving import save_checkpoint
-from model.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from tests.conftest import CPU
-from tests.test_generation import greedy
+from model.tokenizer import load_tokenizer
+from model.tokenizer.base import Tokenizer
+from model.tokenizer.sentencepiece_model import train_tokenizer
+from tests.helpers import CPU
+from tests.model.test_generation import greedy
 
 PROMPT = "once\n  upon 🙂"
 
@@ -90,7 +92,7 @@ def test_the_weights_are_computed_in_the_dtype_and_on_the_device_asked_for(write
 
 @pytest.mark.parametrize("prompts", [["once"], ["once", "there was a lily"]])
 def test_compilation_changes_no_text(write, monkeypatch, prompts):
-    from model import decoder
+    from model import compiled_step as decoder
 
     calls, compile_step = [], decoder.compile_step
 

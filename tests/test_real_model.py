@@ -14,10 +14,10 @@ import torch
 import transformers
 
 import kernels
-from model.checkpoint import load_checkpoint
-from model.decoder import compile_step
+from model.checkpoint.load import load_checkpoint
+from model.compiled_step import compile_step
 from model.generation import generate
-from tests.conftest import CPU
+from tests.helpers import CPU
 from tests.real_model import FOLDER, make_real_model
 
 pytestmark = pytest.mark.real

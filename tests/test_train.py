@@ -11,19 +11,18 @@ import transformers
 
 import generate
 import kernels
-import model.curves
+import model.checkpoint.save
 import model.llama
-import model.plan
-import model.resume
-import model.saving
+import model.training.curves
+import model.training.flops
+import model.training.state
 import train
-from model.checkpoint import load_checkpoint
+from model.checkpoint.load import load_checkpoint
 from model.config import LlamaConfig
-from model.data import batch_starts, windows
 from model.llama import Llama
 from model.norm import input_mean_squares
-from tests.conftest import CPU, TRAINED, losses, train_dtype
-from tests.test_norm_contract import needs_compiler, needs_triton
+from model.training.data import batch_starts, windows
+from tests.helpers import CPU, TRAINED, losses, needs_compiler, needs_triton, train_dtype
 
 
 def test_learning_rate_warms_up_and_ends_at_the_minimum():
@@ -130,7 +129,7 @@ def test_bfloat16_autocast_stays_near_float32_and_saves_float32(trained, workpla
 
 @pytest.mark.parametrize(("native", "dtype"), [(True, "bfloat16"), (False, "float32")])
 def test_auto_is_what_the_cpu_computes_and_says_so(native, dtype, trained, monkeypatch):
-    monkeypatch.setattr("model.command._cpu_computes_bfloat16", lambda: native)
+    monkeypatch.setattr("model.cli._cpu_computes_bfloat16", lambda: native)
     by_name, _, _ = trained("--dtype", dtype, out="out/named")
     auto, _, stderr = trained("--dtype", "auto", out="out/auto")
     assert f", {dtype} on cpu" in stderr
@@ -228,15 +227,15 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(("steps", "expected"), [(5, [2, 4, 5]), (4, [2, 4]), (1, [1])])
 def test_a_run_saves_every_so_many_steps_and_at_its_end(trained, calls, steps, expected):
-    states, checkpoints = calls(model.resume, "save_state"), calls(model.saving, "save_checkpoint")
+    states, checkpoints = calls(model.training.state, "save_state"), calls(model.checkpoint.save, "save_checkpoint")
     trained("--steps", steps, "--save-interval", 2)
     assert [step for _, step, *_ in states] == expected
     assert len(checkpoints) == len(expected)
 
 
 def test_the_curve_is_drawn_anew_at_each_evaluation(trained, calls):
-    drawn = calls(model.curves, "plot_losses")
-    files = calls(model.curves, "replace_file")
+    drawn = calls(model.training.curves, "plot_losses")
+    files = calls(model.training.curves, "replace_file")
     trained("--steps", 5, "--eval-interval", 2)
     assert [path.name for path, _ in files] == ["loss.png"] * 3
     metrics = drawn[0][0]  # one list, which has grown meanwhile
@@ -291,7 +290,7 @@ def test_layers_computed_again_for_the_backward_give_the_same_losses_to_the_bit(
 
 
 def test_the_share_of_the_peak_is_that_of_the_operations(trained, monkeypatch):
-    monkeypatch.setattr(model.plan, "peak_flops", lambda device_name: 1e9)
+    monkeypatch.setattr(model.training.flops, "peak_flops", lambda device_name: 1e9)
     metrics, _, stderr = trained("--steps", 2, "--dtype", "bfloat16", "--eval-interval", 1)
     # 6 for each weight of a matrix but the embedding, and 12 * width for each of the (16 + 1) / 2 positions seen
     matrices = 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48) + 290 * 32

@@ -1,0 +1,100 @@
+"""Chat: messages through the checkpoint's own template, in jinja2's sandbox, and on to token ids."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kernels import InputError
+from model.tokenizer.base import Tokenizer
+
+# What a template can end in, beside jinja2's own errors: it is a program, and its faults are Python's.
+PYTHON_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
+def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """The text of a chat as the model was trained on it, control tokens by their names.
+
+    `messages` are like {"role": "user", "content": "Hello"}; with add_generation_prompt the answer's beginning follows.
+    Raises InputError when the checkpoint has no template, or when the template can't take these messages.
+    """
+    if tokenizer.chat_template is None:
+        raise InputError(
+            "this checkpoint has no chat template; put its chat_template.jinja into the directory, or give the prompt "
+            "without --chat"
+        )
+    try:
+        template = _environment().from_string(tokenizer.chat_template)
+        text = template.render(
+            messages=messages,
+            tools=None,  # templates ask whether there are any
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **tokenizer.token_names,
+        )
+        text.encode()
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"the chat template is damaged in line {error.lineno}: {_one_line(error)}") from error
+    except (jinja2.TemplateError, *PYTHON_ERRORS) as error:
+        raise InputError(f"the chat template refuses these messages: {_one_line(error)}") from error
+    return text
+
+
+def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    """Token ids of a chat, with BOS once, from the template or, if it has none, where the checkpoint adds one.
+
+    Control tokens come from the template alone: their names inside a message are text. Raises what render_chat does.
+    """
+    messages = [{key: tokenizer.as_text(value) for key, value in message.items()} for message in messages]
+    text = render_chat(tokenizer, messages, add_generation_prompt)
+    return tokenizer.encode_with_control_tokens(text, bos=tokenizer.adds_bos)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _Generation(Extension):
+    """{% generation %}, with which transformers' templates mark what the model itself says: here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What transformers gives a template, since templates are written for it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter writes HTML's escapes.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,1 @@
+"""What a training run needs beside the model: data, processes, its folder, its state, its curves."""

@@ -1,0 +1,120 @@
+"""Looking a norm backend up by name."""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+import kernels
+from kernels import InputError, reference
+from tests.helpers import CPU
+from tests.kernels.test_norm_contract import EPS, rows, weights
+
+
+def without(monkeypatch, package):
+    """As if `package` were not installed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest)
+    )
+    monkeypatch.delitem(sys.modules, "kernels.triton_rms_norm", raising=False)
+
+
+@pytest.mark.parametrize("name", ["Triton", "rmsnorm", "", "apex"])
+def test_unknown_name_is_answered_with_the_known_ones(name):
+    with pytest.raises(InputError) as error:
+        kernels.load_backend(name, CPU)
+    assert f"'{name}'" in str(error.value)
+    assert all(known in str(error.value) for known in [*kernels.BACKENDS, "auto", "package.module:function"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("no_such_module:rms_norm", "No module named 'no_such_module'"),
+        ("kernels.reference:layer_norm", "has no function 'layer_norm'"),
+        ("kernels.reference:", "has no function ''"),
+        (":rms_norm", "can't import ''"),
+        (".relative:rms_norm", "can't import '.relative'"),
+        ("kernels.reference:torch.nn", "has no function 'torch.nn'"),
+    ],
+)
+def test_a_callable_that_is_not_there_is_refused(name, reason):
+    with pytest.raises(InputError, match=r"package\.module:function|expected a function") as error:
+        kernels.load_backend(name, CPU)
+    assert reason in str(error.value)
+
+
+def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "my_kernel.py").write_text("def doubled(x, weight, eps):\n    return 2 * x\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    backend = kernels.load_backend("my_kernel:doubled", CPU)
+    y, h = backend.add_rms_norm(torch.ones(3), torch.ones(3), torch.ones(3), 0.5)
+    assert backend.description == "my_kernel:doubled"
+    assert torch.equal(h, torch.full((3,), 2.0))
+    assert torch.equal(y, torch.full((3,), 4.0))
+
+
+def test_auto_is_pytorch_on_a_cpu():
+    assert kernels.load_backend("auto", CPU).description == "torch"
+
+
+def test_auto_is_triton_on_a_gpu(monkeypatch):
+    pytest.importorskip("triton", reason="triton is made for Linux alone")
+    from kernels import triton_rms_norm
+
+    backend = kernels.load_backend("auto", torch.device("cuda"))
+    assert backend.rms_norm is triton_rms_norm.rms_norm
+
+
+def test_triton_where_it_is_not_installed(monkeypatch):
+    without(monkeypatch, "triton")
+    with pytest.raises(InputError, match="triton is not installed; pip install triton, or use --norm torch"):
+        kernels.load_backend("triton", CPU)
+    assert kernels.load_backend("auto", torch.device("cuda")).description == "torch"
+
+
+def test_compiled_kernels_refuse_a_cpu(monkeypatch):
+    pytest.importorskip("triton", reason="triton is made for Linux alone")
+    from kernels import triton_rms_norm
+
+    monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
+    with pytest.raises(InputError, match="the device is 'cpu'; use --device cuda"):
+        kernels.load_backend("triton", CPU)
+
+
+def test_compile_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(InputError, match="needs a C\\+\\+ compiler on a CPU and 'g\\+\\+' is not on the PATH"):
+        kernels.load_backend("compile", CPU)
+
+
+def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
+    backend = kernels.load_backend("reference@float16", CPU)
+    assert backend.description == "reference, on float16"
+    x, residual, weight = rows(6, 48), rows(6, 48, seed=3), weights(48)
+    y, (y_sum, h) = backend.rms_norm(x, weight, EPS), backend.add_rms_norm(x, residual, weight, EPS)
+    assert y.dtype == y_sum.dtype == h.dtype == torch.float32
+    assert torch.equal(y, reference.rms_norm(x.half(), weight, EPS).float())
+    assert torch.equal(h, (x.half() + residual.half()).float())
+    assert torch.equal(y_sum, reference.rms_norm(h.half(), weight, EPS).float())
+
+
+@pytest.mark.parametrize("name", ["torch@int8", "torch@", "torch@float16@half"])
+def test_another_word_after_the_name_is_refused(name):
+    with pytest.raises(InputError, match="expected one of float16, bfloat16, float32 after the @"):
+        kernels.load_backend(name, CPU)
+
+
+def test_a_fused_addition_of_ones_own_is_found_beside_the_norm(tmp_path, monkeypatch):
+    (tmp_path / "my_fused.py").write_text(
+        "def norm(x, weight, eps):\n    return x\n\ndef add_norm(x, residual, weight, eps):\n    return x, residual\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    backend = kernels.load_backend("my_fused:norm", CPU)
+    assert backend.description == "my_fused:norm and its add_norm"
+    assert backend.add_rms_norm(1, 2, 3, 0.5) == (1, 2)

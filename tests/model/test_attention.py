@@ -1,0 +1,156 @@
+"""model/attention.py: who sees whom, which head reads which, and a cache that holds what its shape says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from model.attention import Attention, KVCache, make_span
+from model.rope import rotate
+from tests.helpers import CPU
+
+
+@pytest.fixture
+def attention(config):
+    torch.manual_seed(0)
+    return Attention(config).double()
+
+
+@pytest.fixture
+def averaging(config):
+    """Attention whose queries are zero, so that each position's output is the mean of the inputs it sees."""
+    attention = Attention(replace(config, num_key_value_heads=4)).double()
+    torch.nn.init.zeros_(attention.q_proj.weight)
+    for projection in (attention.v_proj, attention.o_proj):
+        torch.nn.init.eye_(projection.weight)
+    return attention
+
+
+@pytest.fixture
+def span(config):
+    def between(start, end):
+        return make_span(config, start, end, CPU)
+
+    return between
+
+
+def cache_for(config, capacity=16, n_kv_heads=4):
+    return KVCache(replace(config, num_key_value_heads=n_kv_heads), 2, capacity, torch.float64, CPU)
+
+
+@torch.no_grad()
+def test_attention_is_the_formula_in_float64(attention, span):
+    """softmax(q k^T / sqrt(head_dim)) v over the keys at or before each query, a head at a time."""
+    x = torch.randn(2, 9, 48, dtype=torch.float64)
+    q = rotate(attention.q_proj(x).view(2, 9, 4, 12).transpose(1, 2), span(0, 9).rope).numpy()
+    k = rotate(attention.k_proj(x).view(2, 9, 2, 12).transpose(1, 2), span(0, 9).rope).numpy()
+    v = attention.v_proj(x).view(2, 9, 2, 12).transpose(1, 2).numpy()
+    heads = np.zeros((2, 9, 48))
+    for head in range(4):
+        for i in range(9):
+            scores = np.exp(np.einsum("bd,bjd->bj", q[:, head, i], k[:, head // 2, : i + 1]) / np.sqrt(12))
+            weights = scores / scores.sum(1, keepdims=True)
+            heads[:, i, 12 * head : 12 * head + 12] = np.einsum("bj,bjd->bd", weights, v[:, head // 2, : i + 1])
+    expected = heads @ attention.o_proj.weight.T.numpy()
+    # float64 throughout, but for the table that both share: sums of 48 terms stay far below 1e-12
+    np.testing.assert_allclose(attention(x, span(0, 9)).numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "n_kv_heads", "reads"),
+    [(4, 2, [0, 0, 1, 1]), (4, 1, [0, 0, 0, 0]), (4, 4, [0, 1, 2, 3]), (6, 3, [0, 0, 1, 1, 2, 2])],
+)
+@pytest.mark.parametrize("cached", [False, True])
+@torch.no_grad()
+def test_query_heads_read_kv_heads_in_groups(config, n_heads, n_kv_heads, reads, cached, span):
+    """C13: with kv head i filled with the value i, a query head's output names the head it read."""
+    config = replace(config, num_attention_heads=n_heads, num_key_value_heads=n_kv_heads, hidden_size=12 * n_heads)
+    attention = Attention(config).double()
+    torch.nn.init.eye_(attention.o_proj.weight)
+    values = torch.arange(n_kv_heads).repeat_interleave(12) / config.hidden_size
+    attention.v_proj.weight.copy_(values[:, None].expand_as(attention.v_proj.weight))
+    cache = cache_for(config, n_kv_heads=n_kv_heads) if cached else None
+    read = attention(torch.ones(2, 5, config.hidden_size, dtype=torch.float64), span(0, 5), cache).unflatten(
+        -1, (-1, 12)
+    )
+    expected = torch.tensor(reads, dtype=torch.float64)[:, None].expand_as(read)
+    torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)  # 1 / hidden_size is float32 here
+
+
+@pytest.mark.parametrize(("before", "new"), [(5, 1), (0, 1), (5, 3), (1, 2), (0, 4), (9, 4)])
+@torch.no_grad()
+def test_query_i_sees_keys_up_to_its_own_position(config, averaging, before, new, span):
+    """C01: of S keys and T queries, query i sees the keys j <= i + S - T, so a single one sees them all."""
+    x = torch.randn(2, before + new, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cache = cache_for(config)
+    if before:
+        averaging(x[:, :before], span(0, before), cache)
+    y = averaging(x[:, before:], span(before, before + new), cache)
+    seen = [x[:, : i + before + 1].mean(1) for i in range(new)]
+    torch.testing.assert_close(y, torch.stack(seen, 1), rtol=0, atol=1e-12)  # means of float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_changing_a_token_changes_no_earlier_output_and_every_later_one(attention, dtype, span):
+    x = torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(0)).to(dtype)
+    changed = x.clone()
+    changed[:, 4] += 1
+    before, after = (attention.to(dtype)(each, span(0, 9)) for each in (x, changed))
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert (before[:, 4:] != after[:, 4:]).any(-1).all()
+
+
+def test_cache_returns_views_of_all_positions_so_far(config, span):
+    cache, parts = cache_for(config, 8, 2), torch.randn(2, 2, 2, 8, 12, dtype=torch.float64)
+    for start, end in [(0, 3), (3, 4), (4, 8)]:
+        returned = cache.update(*parts[:, :, :, start:end], span(start, end))
+        for view, part, whole in zip(returned, parts, (cache.k, cache.v), strict=True):
+            assert torch.equal(view, part[:, :, :end])
+            assert view.data_ptr() == whole.data_ptr()
+
+
+def seen_by_formula(start, end, window, padding):
+    """Which keys each query sees, written out: those at or before it, within the window, and no padding but itself."""
+    return [
+        [[j <= i and (window is None or i - j < window) and (j >= left or j == i) for j in range(end)]
+         for i in range(start, end)]
+        for left in padding
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [None, [0, 2, 5]])
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize(("start", "end"), [(0, 6), (0, 1), (5, 6), (6, 9), (1, 8)])
+def test_a_span_bars_what_lies_ahead_outside_the_window_or_in_the_padding(config, start, end, window, padding):
+    config = replace(config, sliding_window=window)
+    span = make_span(config, start, end, CPU, None if padding is None else torch.tensor(padding))
+    if span.mask is None:  # then every key that is read is seen, but for those ahead of a query
+        mask = torch.ones(end - start, span.keys.stop - span.keys.start, dtype=torch.bool)
+        mask = mask.tril(span.keys.stop - span.keys.start - (end - start))
+    else:
+        mask = span.mask
+    seen = torch.zeros(len(padding or [0]), 1, end - start, end, dtype=torch.bool)
+    seen[..., span.keys] = mask
+    assert seen[:, 0].tolist() == seen_by_formula(start, end, window, padding or [0])
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@torch.no_grad()
+def test_with_a_window_a_query_reads_the_last_keys_alone(config, averaging, window):
+    """Prefill, then one token at a time: each output is the mean of the last `window` inputs."""
+    config = replace(config, sliding_window=window)
+    x = torch.randn(2, 9, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cache = cache_for(config)
+    parts = [averaging(x[:, s:e], make_span(config, s, e, CPU), cache) for s, e in [(0, 4), (4, 6), (6, 7), (7, 8)]]
+    expected = [x[:, max(0, i + 1 - window) : i + 1].mean(1) for i in range(8)]
+    torch.testing.assert_close(torch.cat(parts, 1), torch.stack(expected, 1), rtol=0, atol=1e-12)  # means of float64
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
+def test_caches_hold_kv_heads_alone_in_the_dtype_of_the_model(config, make_model, dtype, size):
+    caches = make_model(config).to(dtype).new_cache(batch_size=3, capacity=20)
+    held = {tensor.data_ptr(): tensor.nbytes for cache in caches for tensor in (cache.k, cache.v)}
+    assert len(held) == 2 * config.num_hidden_layers
+    assert set(held.values()) == {3 * config.num_key_value_heads * 20 * config.head_dim * size}

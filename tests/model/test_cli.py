@@ -1,0 +1,165 @@
+"""What every command shares: errors of one line, and the choice of device and dtype."""
+
+import argparse
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import generate
+import train
+from kernels import InputError
+from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive
+from scripts import prepare_data
+from tests.helpers import CPU, ROOT
+
+
+@pytest.mark.parametrize("main", [train.main, generate.main, prepare_data.main])
+@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["stray"], ["--vocab-size", "x"], ["--norm"]])
+def test_wrong_arguments_are_one_line_and_exit_code_2(command, main, arguments):
+    code, out, err = command(main, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "--help" in err
+
+
+def test_an_input_error_becomes_one_line(command):
+    def main():
+        raise InputError("found a\n  b;\r\n\texpected c")
+
+    assert command(main) == (2, "", "error: found a b; expected c\n")
+
+
+def test_an_interrupt_is_exit_code_130_without_a_traceback(command):
+    def main():
+        raise KeyboardInterrupt
+
+    code, out, err = command(main)
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_a_fault_of_ours_keeps_its_traceback(command):
+    def main():
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        command(main)
+
+
+def test_a_reader_that_leaves_early_is_no_traceback():
+    program = "from model.cli import run\nrun(lambda: print('x\\n' * 10**6))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141  # 128 + SIGPIPE, as the shell has it
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")),
+        "cuda:99",
+        "nonsense",
+        "cpu:x",
+        "",
+        "vulkan",
+        "hpu",
+        "meta",
+    ],
+)
+def test_a_device_that_is_not_here_is_refused_in_one_short_line(name):
+    with pytest.raises(InputError, match="--device cpu") as error:
+        choose_device(name)
+    assert f"--device {name} " in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400  # PyTorch's own message can be a page that lists its backends
+
+
+def test_auto_device_is_one_that_works():
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == CPU
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "dtype"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 sse", torch.bfloat16),
+        ("flags\t\t: fpu amx_bf16\n", torch.bfloat16),
+        ("Features\t: fp asimd bf16 i8mm", torch.bfloat16),
+        ("flags\t\t: fpu avx512f no_avx512_bf16", torch.float32),
+        ("", torch.float32),
+        (None, torch.float32),
+    ],
+    ids=["avx512", "amx", "arm", "without", "empty", "no-cpuinfo"],
+)
+def test_auto_dtype_on_a_cpu_follows_its_flags(monkeypatch, tmp_path, cpuinfo, dtype):
+    if cpuinfo is not None:
+        (tmp_path / "proc-cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr("model.cli.Path", lambda name: tmp_path / name[1:].replace("/", "-"))
+    assert choose_autocast_dtype("auto", CPU) == dtype
+    assert choose_autocast_dtype("float32", CPU) == torch.float32
+    assert choose_autocast_dtype("bfloat16", CPU) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "number"),
+    [
+        (positive(int), "1", 1),
+        (positive(float), "1e-300", 1e-300),
+        (not_negative(int), "0", 0),
+        (not_negative(float), "0", 0.0),
+        (not_negative(float), "-0.0", 0.0),
+    ],
+)
+def test_numbers_in_range_are_taken(kind, text, number):
+    assert kind(text) == number
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (positive(int), ["0", "-1", "1.5", "1e3", "x", "", "inf"]),
+        (positive(float), ["0", "-1", "nan", "inf", "1e999", "x", ""]),
+        (not_negative(int), ["-1", "0.5", "x", ""]),
+        (not_negative(float), ["-1e-9", "nan", "inf", "-inf", "x", ""]),
+    ],
+)
+def test_numbers_out_of_range_are_refused_as_they_were_written(kind, texts):
+    for text in texts:
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is no "):
+            kind(text)
+
+
+def test_backend_arguments_take_the_dtypes_that_the_command_computes_in(command):
+    parser = Parser("A command")
+    parser.add_backend_arguments(["float32"])
+    code, _, err = command(lambda: parser.parse_args(["--dtype", "float16"]))
+    assert code == 2
+    assert "float16" in err
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("train.py", "RMSNorm: reference, torch, compile, triton, auto, or your own"),
+        ("generate.py", "RMSNorm: reference, torch, compile, triton, auto, or your own"),
+        ("scripts/prepare_data.py", "python, shakespeare, a UTF-8 text file or a folder"),
+    ],
+)
+def test_help_lists_the_choices_without_importing_torch(tmp_path, script, text):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is imported')")
+    result = subprocess.run(
+        [sys.executable, ROOT / script, "--help"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert text in " ".join(result.stdout.split())

@@ -1,0 +1,108 @@
+"""model/decoder.py: the compiled step gives what the model gives, whatever the cache holds and the batch is."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+from kernels import InputError
+from model.compiled_step import BLOCK, compile_step, warm_up
+from model.generation import generate
+from tests.model.test_generation import likeliest, texts
+from tests.model.test_llama import FLOAT32_BOUND, relative
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+KINDS = {
+    "plain": {},
+    "biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "window": {"sliding_window": 5, "model_type": "mistral"},
+}
+
+
+@pytest.fixture
+def long(config):
+    return replace(config, num_hidden_layers=2, max_position_embeddings=200)
+
+
+def pairs(model, step, prompts, n_new):
+    """Logits of the model and of the step, each with caches of its own, for the same tokens."""
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    padding = torch.tensor([longest - len(p) for p in prompts]) if len(set(map(len, prompts))) > 1 else None
+    caches = [model.new_cache(len(prompts), longest + n_new + 1) for _ in range(2)]
+    with torch.inference_mode():
+        for cache in caches:
+            model(tokens, cache, padding=padding)
+    for i in range(n_new):
+        token = torch.full((len(prompts), 1), 3 + i % 50)
+        with torch.inference_mode():
+            yield [forward(token, cache, padding=padding) for forward, cache in zip((model, step), caches, strict=True)]
+    for eager, compiled in zip(*caches, strict=True):
+        assert eager.length == compiled.length == longest + n_new
+        assert relative(compiled.k - eager.k, eager.k) < (FLOAT32_BOUND if eager.k.dtype == torch.float32 else 2.0**-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
+    model = make_model(replace(long, **KINDS[kind]))
+    step = compile_step(model)
+    for prompts in ([[5]], [[5, 6, 7], [8]]):  # one row has kernels of its own; several go to the library
+        for expected, found in pairs(model, step, prompts, BLOCK + 5):
+            assert relative(found - expected, expected) < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("norm", ["torch", "triton"])
+def test_half_precision_strays_no_further_than_the_model_does(long, make_model, norm):
+    """From the float64 logits; both round at the same places, but for sums in another order."""
+    model = make_model(long, norm).to(torch.bfloat16)
+    if torch.__version__ < "2.13":
+        with pytest.raises(InputError, match="half precision"):
+            compile_step(model)
+        return
+    step = compile_step(model)
+    exact = make_model(long).to(torch.bfloat16).double()
+    caches = exact.new_cache(1, 13)
+    exact(torch.tensor([[5, 6, 7]]), caches)
+    errors = []
+    for i, logits in enumerate(pairs(model, step, [[5, 6, 7]], 10)):
+        truth = exact(torch.tensor([[3 + i]]), caches)
+        errors.append([(each - truth).norm().item() for each in logits])
+    eager, compiled = torch.tensor(errors).sum(0)
+    assert compiled < 1.1 * eager
+
+
+def test_generation_takes_the_step(long, make_model):
+    model = make_model(long)
+    step, calls = compile_step(model), []
+
+    def counted(*arguments, **options):
+        calls.append(None)
+        return step(*arguments, **options)
+
+    prompts = [[5, 6], [7, 8, 9, 10]]
+    expected = texts(generate(model, prompts, 40, set(), likeliest))
+    assert texts(generate(model, prompts, 40, set(), likeliest, counted)) == expected
+    assert len(calls) == 39
+
+
+def test_one_compilation_serves_every_layer_and_length(long, make_model):
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    model = make_model(replace(long, num_hidden_layers=6))
+    step = compile_step(model)
+    _, code = run_and_get_code(warm_up, model, step, 1, 20, False)
+    for n_new in (3 * BLOCK, 20):  # caches of other sizes, as each turn of a chat has
+        list(pairs(model, step, [[5]], n_new))
+    assert counters["stats"]["unique_graphs"] == 2  # a layer, and the head
+    assert not counters["graph_break"]
+    assert len(code) == 2
+    assert "extern_kernels." not in "".join(code)  # one row times a weight is Inductor's own loop, which is the point
+
+
+def test_without_a_compiler_it_is_refused(config, make_model, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="no-such-compiler"):
+        compile_step(make_model(config))

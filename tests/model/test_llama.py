@@ -1,0 +1,187 @@
+"""model/llama.py against transformers' LLaMA, against itself with a cache, and in its parts."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+import kernels
+from model.checkpoint.load import to_file_name
+from model.llama import Llama
+from model.norm import RMSNorm
+from tests.helpers import CPU
+
+# float32 logits lie at the end of 3 layers of 7 products and the head, each a sum of up to 80 terms whose roundings
+# add up at random: 22 * sqrt(80) * 2^-24 of the largest logit.
+FLOAT32_BOUND = 22 * 80**0.5 * 2**-24
+# In half precision the same operations give the same bits: 0 % of the logits differ, as measured. An attention kernel
+# that sums in another order may flip a last bit, which then reaches the logits of its position and those after it.
+# Another order of rounding in the norms flips bits everywhere: 80 %.
+SAME_ORDER, OTHER_ORDER = 0.25, 0.7
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, 61, (4, 40), generator=torch.Generator().manual_seed(0))
+
+
+def norms_of(model):
+    return [module for module in model.modules() if isinstance(module, RMSNorm)]
+
+
+def transformers_logits(model, tokens):
+    config = transformers.LlamaConfig(**model.config.to_dict(), attn_implementation="sdpa")
+    theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=model.embed_tokens.weight.dtype).eval()
+    weights = {to_file_name(name): weight for name, weight in model.state_dict().items()}
+    if model.lm_head is None:
+        weights["lm_head.weight"] = model.embed_tokens.weight
+    theirs.load_state_dict(weights)
+    return theirs(tokens).logits
+
+
+def relative(difference, logits):
+    return (difference.abs().max() / logits.abs().max()).item()
+
+
+def share(ours, theirs):
+    return (ours != theirs).float().mean().item()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_logits_are_those_of_transformers(config, make_model, tokens, tied):
+    model = make_model(replace(config, tie_word_embeddings=tied))
+    theirs = transformers_logits(model, tokens)
+    assert relative(model(tokens) - theirs, theirs) < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_logits_in_half_precision_are_those_of_transformers(config, make_model, tokens, dtype):
+    model = make_model(config).to(dtype)
+    logits = model(tokens)
+    assert logits.dtype == dtype
+    assert share(logits, transformers_logits(model, tokens)) < SAME_ORDER
+
+
+def round_once(x, weight, eps):
+    """The norm in the order of nn.RMSNorm: times the weight in float32, then rounded."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_another_order_of_rounding_would_be_caught(config, make_model, tokens, dtype):
+    model = make_model(config).to(dtype)
+    theirs = transformers_logits(model, tokens)
+    for norm in norms_of(model):
+        norm.backend = kernels.Backend("round once", round_once, lambda x, r, *rest: (round_once(x + r, *rest), x + r))
+    assert share(model(tokens), theirs) > OTHER_ORDER
+
+
+@pytest.mark.parametrize("norm", ["torch", "triton"])
+@torch.no_grad()
+def test_every_backend_gives_the_logits_of_the_reference(config, make_model, tokens, norm):
+    expected = make_model(config)(tokens)
+    assert relative(make_model(config, norm)(tokens) - expected, expected) < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, FLOAT32_BOUND), (torch.float64, 1e-13)])
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_decoding_without(config, make_model, dtype, bound):
+    """At every split of a sequence into a prefill and a rest, taken token by token or as one more piece."""
+    model, tokens = make_model(config).to(dtype), torch.arange(14).view(2, 7)
+    expected = model(tokens)
+    for split in range(1, 7):
+        for rest in (tokens[:, split:].split(1, 1), (tokens[:, split:],)):
+            caches = model.new_cache(2, 7)
+            pieces = [model(piece, caches) for piece in (tokens[:, :split], *rest)]
+            assert [cache.length for cache in caches] == [7, 7, 7]
+            assert relative(torch.cat(pieces, 1) - expected, expected) < bound
+
+
+@torch.no_grad()
+def test_a_cache_costs_no_precision_in_bfloat16(config, make_model, tokens):
+    """Sums in another order round otherwise, but stray no further from the float64 model than those without a cache."""
+    model, tokens = make_model(config).to(torch.bfloat16), tokens[:, :20]
+    caches = model.new_cache(4, 20)
+    cached = torch.cat([model(token, caches) for token in tokens.split(1, 1)], 1)
+    uncached, exact = model(tokens).double(), model.double()(tokens)
+    # norms of 4880 errors: two draws of the same size agree within a few per cent
+    assert (cached - exact).norm() < 1.1 * (uncached - exact).norm()
+
+
+@pytest.mark.parametrize("kept", [1, 3, 40])
+@torch.no_grad()
+def test_logits_to_keep_are_the_last_ones(config, make_model, tokens, kept):
+    model = make_model(config)
+    expected = model(tokens)[:, -kept:]
+    logits = model(tokens, logits_to_keep=kept)
+    assert logits.shape == (4, kept, 61)
+    assert relative(logits - expected, expected) < FLOAT32_BOUND
+
+
+@torch.no_grad()
+def test_positions_end_at_max_position_embeddings(config, make_model):
+    model, tokens = make_model(config), torch.zeros(1, 65, dtype=torch.long)
+    assert model(tokens[:, :64]).shape == (1, 64, 61)
+    with pytest.raises(ValueError, match=r"65 .* 64"):
+        model(tokens)
+    caches = model.new_cache(1, 80)
+    model(tokens[:, :63], caches)
+    model(tokens[:, 63:64], caches)
+    with pytest.raises(ValueError, match=r"65 .* 64"):
+        model(tokens[:, 64:], caches)
+
+
+def test_fresh_weights_are_normal_and_what_writes_to_the_residual_stream_shrinks_with_depth(config):
+    config = replace(config, initializer_range=0.03)
+    torch.manual_seed(0)
+    for name, weight in Llama(config, kernels.load_backend("reference", CPU)).named_parameters():
+        if name.endswith("norm.weight"):
+            assert (weight == 1).all()
+            continue
+        std = 0.03 / math.sqrt(2 * 3) if "o_proj" in name or "down_proj" in name else 0.03
+        # a sample of n has mean 0 within std / sqrt(n), and its std is right within a share of 1 / sqrt(2 n)
+        n = weight.numel()
+        assert abs(weight.std().item() / std - 1) < 5 / math.sqrt(2 * n), name
+        assert abs(weight.mean().item()) < 5 * std / math.sqrt(n), name
+
+
+@torch.no_grad()
+def test_every_norm_has_a_weight_of_its_own_that_reaches_the_logits(config, make_model, tokens):
+    model = make_model(config)
+    weights, before = [norm.weight for norm in norms_of(model)], model(tokens)
+    assert len({weight.data_ptr() for weight in weights}) == 2 * config.num_hidden_layers + 1
+    for weight in weights:
+        kept = weight.clone()
+        weight[5] += 0.5
+        assert relative(model(tokens) - before, before) > 100 * FLOAT32_BOUND
+        weight.copy_(kept)
+    assert torch.equal(model(tokens), before)
+
+
+@pytest.mark.parametrize("eps", [3e-3, 1e-5])
+@torch.no_grad()
+def test_every_norm_has_the_eps_of_the_config_and_it_reaches_the_logits(config, make_model, tokens, eps):
+    model = make_model(replace(config, rms_norm_eps=eps))
+    assert [norm.eps for norm in norms_of(model)] == [eps] * (2 * config.num_hidden_layers + 1)
+    before = model(tokens)
+    for norm in norms_of(model):
+        norm.eps = 2e-3
+        assert relative(model(tokens) - before, before) > 10 * FLOAT32_BOUND
+        norm.eps = eps
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_head_is_one_storage_counted_once(config, tied):
+    model = Llama(replace(config, tie_word_embeddings=tied), kernels.load_backend("reference", CPU))
+    layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    assert sum(p.numel() for p in model.parameters()) == 61 * 48 * (1 if tied else 2) + 3 * layer + 48
+    logits = model(torch.tensor([[1, 2, 3]]))
+    logits.sum().backward()
+    # token 60 is never read: its row has a gradient only as a row of the head
+    assert (model.embed_tokens.weight.grad[60] != 0).any() == tied

@@ -1,0 +1,127 @@
+"""The module around the norm: what it owns, how the residual passes through it, and what a model's norms see."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+import kernels
+from model.checkpoint.load import to_file_name
+from model.llama import checkpoint_layers
+from model.norm import RMSNorm, input_mean_squares
+from tests.helpers import CPU, needs_triton
+
+
+@pytest.fixture
+def norm():
+    torch.manual_seed(0)
+    norm = RMSNorm(48, 3e-3, kernels.load_backend("reference", CPU))
+    torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    return norm
+
+
+def test_weight_starts_at_one():
+    norm = RMSNorm(48, 3e-3, kernels.load_backend("reference", CPU))
+    assert torch.equal(norm.weight, torch.ones(48))
+
+
+def test_without_a_residual_the_input_becomes_it(norm):
+    x = torch.randn(2, 5, 48)
+    y, residual = norm(x)
+    assert residual is x
+    assert torch.equal(y, norm.backend.rms_norm(x, norm.weight, 3e-3))
+
+
+def test_residual_is_added_before_the_norm(norm):
+    x, residual = torch.randn(2, 5, 48), torch.randn(2, 5, 48)
+    y, h = norm(x, residual)
+    assert torch.equal(h, x + residual)
+    assert torch.equal(y, norm.backend.rms_norm(x + residual, norm.weight, 3e-3))
+
+
+def test_a_float32_residual_stays_float32_beside_a_bfloat16_activation(norm):
+    # What autocast hands over: the sub-layer's output in bfloat16, the stream in float32.
+    y, h = norm(torch.randn(5, 48, dtype=torch.bfloat16), torch.randn(5, 48))
+    assert (y.dtype, h.dtype) == (torch.float32, torch.float32)
+
+
+def test_module_prints_what_it_computes(norm):
+    assert repr(norm) == "RMSNorm(48, eps=0.003, backend=reference)"
+
+
+def test_every_sub_layer_owns_its_norm(config, make_model):
+    model = make_model(config)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    assert len({norm.weight.data_ptr() for norm in norms}) == 2 * config.num_hidden_layers + 1
+
+
+def test_every_norm_has_the_eps_of_the_config(config, make_model):
+    norms = [module for module in make_model(config).modules() if isinstance(module, RMSNorm)]
+    assert {norm.eps for norm in norms} == {config.rms_norm_eps}
+
+
+def rows_by_hand(model, tokens):
+    """What each norm of a model sees, in float64, by transformers' hidden states and modules; the eps is its own."""
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.config.to_dict())).double().eval()
+    theirs.load_state_dict({to_file_name(name): weight.double() for name, weight in model.state_dict().items()})
+    seen = []
+    for layer in theirs.model.layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.register_forward_pre_hook(lambda norm, inputs: seen.append(inputs[0]))
+    theirs.model.norm.register_forward_pre_hook(lambda norm, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        theirs(tokens)
+    rows = torch.stack(seen).square().mean(-1).flatten(1)  # (n_norms, B * T)
+    return torch.stack([rows.mean(1), rows.amin(1)])
+
+
+@pytest.mark.parametrize("norm", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
+def test_the_mean_squares_are_those_of_what_each_norm_sees(config, make_model, norm):
+    model, tokens = make_model(config, norm), torch.arange(40).view(2, 20)
+    expected = rows_by_hand(model, tokens)
+    found = input_mean_squares(model, tokens)
+    assert found.shape == (2, 2 * config.num_hidden_layers + 1)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    assert len(set(found.flatten().tolist())) == found.numel()  # so that none could stand for another
+
+
+def test_the_mean_squares_leave_nothing_behind(config, make_model):
+    model, tokens = make_model(config), torch.arange(20).view(1, 20)
+    before = model(tokens)
+    squares = input_mean_squares(model, tokens)
+    assert not squares.requires_grad
+    assert not any(module._forward_hooks for module in model.modules())
+    assert torch.equal(model(tokens), before)
+    with pytest.raises(ValueError, match="65 positions"):
+        input_mean_squares(model, torch.zeros(1, 65, dtype=torch.long))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_eps_is_in_none_of_the_mean_squares_of_the_first_norm(config, make_model):
+    tokens = torch.arange(20).view(1, 20)
+    found = [input_mean_squares(make_model(replace(config, rms_norm_eps=eps)), tokens) for eps in (3e-3, 3e3)]
+    assert torch.equal(found[0][:, 0], found[1][:, 0])
+    assert not torch.equal(found[0][:, 1], found[1][:, 1])  # the first sub-layer has felt it
+
+
+def test_the_mean_squares_of_a_compiled_model_are_those_of_the_model_and_compile_nothing(config, make_model):
+    torch._dynamo.reset()
+    model, tokens, graphs = make_model(config), torch.arange(40).view(2, 20), []
+    compiled = torch.compile(model, backend=lambda graph, inputs: (graphs.append(graph), graph.forward)[1])
+    compiled(tokens)
+    n_graphs = len(graphs)
+    assert n_graphs > 0
+    assert torch.equal(input_mean_squares(compiled, tokens), input_mean_squares(model, tokens))
+    assert len(graphs) == n_graphs
+
+
+def test_the_mean_squares_under_autocast_and_checkpointing_are_float32(config, make_model):
+    model, tokens = make_model(config), torch.arange(40).view(2, 20)
+    expected = input_mean_squares(model, tokens)
+    checkpoint_layers(model)
+    assert torch.equal(input_mean_squares(model, tokens), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = input_mean_squares(model, tokens)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0)  # 8 bits of mantissa in the sub-layers

@@ -1,0 +1,289 @@
+"""The tokenizer gives every text back, also piece by piece; sentencepiece's own decode is the oracle."""
+
+import io
+import json
+import random
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from kernels import InputError
+from model.tokenizer import load_tokenizer
+from model.tokenizer.base import Tokenizer, TokenStream
+from model.tokenizer.sentencepiece_model import SentencePieceTokenizer, train_tokenizer
+from tests.model.tokenizer.makers import byte_level
+
+TEXT = "once upon a time there was a lily\n\n    in 2024:\t「漢字」 and café\nonce upon a time, 1999 lilies\n" * 20
+ODD_TEXTS = [
+    "", "a\nb", "a\tb", "a\r\nb\r", "\n\n\n", " lead", "trail ", "  two  spaces  ", "   ", "a\0b", "\0", "🙂🏽",
+    "\ufeffBOM", "e\u0301", "ﬁ①\u00a0\u2028", "\u2581", "\u2581\u2581a \u2581 b\u2581", "<s>", "</s>", "<unk><0x0A>",
+    " \u2047 ", TEXT,
+]  # fmt: skip
+TEXTS = [text for text in ODD_TEXTS if "\u2581" not in text]  # sentencepiece itself takes U+2581 for a space
+
+
+def train_directly(**options) -> Tokenizer:
+    """A model that isn't trained in our manner: with LLaMA's space before every text, and no byte fallback if asked."""
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT.split("\n")),
+        model_writer=proto,
+        model_type="bpe",
+        vocab_size=330,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **options},
+    )
+    return SentencePieceTokenizer(proto.getvalue())
+
+
+@pytest.fixture(scope="module")
+def ours() -> Tokenizer:
+    return train_tokenizer([TEXT], 330)
+
+
+@pytest.fixture(scope="module")
+def llama_like() -> Tokenizer:
+    return train_directly(byte_fallback=True, add_dummy_prefix=True)
+
+
+@pytest.fixture(scope="module")
+def squeezing() -> Tokenizer:
+    """Its normaliser makes one space of several and of tabs, so that what comes before matters."""
+    return train_directly(byte_fallback=True, remove_extra_whitespaces=True, normalization_rule_name="nmt_nfkc")
+
+
+@pytest.fixture(scope="module")
+def without_bytes() -> Tokenizer:
+    return train_directly(byte_fallback=False, add_dummy_prefix=False)
+
+
+def stream(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    stream = TokenStream(tokenizer)
+    return [stream.push(id) for id in ids] + [stream.finish()]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_text_comes_back_as_it_was(ours, text):
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_random_unicode_comes_back_as_it_was(ours):
+    draw = random.Random(0)
+    ranges = [(0, 0x80), (0x80, 0x3000), (0x3000, 0xD800), (0xE000, 0x110000)]  # all but the surrogates
+    for _ in range(500):
+        text = "".join(chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(20)))
+        assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("eos", [False, True])
+@pytest.mark.parametrize("text", ["", "once", "<s>once</s>"])
+def test_bos_and_eos_come_once_and_only_on_request(ours, text, bos, eos):
+    ids = ours.encode(text, bos=bos, eos=eos)
+    assert ids.count(1) == bos  # 1 and 2 are LLaMA's ids for them
+    assert ids.count(2) == eos
+    assert ids[:1] == [1] or not bos
+    assert ids[-1:] == [2] or not eos
+    assert ours.decode(ids) == text
+
+
+def test_every_digit_is_a_token_of_its_own(ours):
+    assert [ours.decode([id]) for id in ours.encode("2024")] == ["2", "0", "2", "4"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("kind", ["ours", "llama_like", "without_bytes"])
+def test_streaming_adds_up_to_what_sentencepiece_decodes(request, kind, text):
+    tokenizer = request.getfixturevalue(kind)
+    sp = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.files["tokenizer.model"])
+    ids = [sp.bos_id(), *sp.encode(text), sp.eos_id()]
+    assert "".join(stream(tokenizer, ids)) == sp.decode(ids)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_llama_like_model_decodes_without_its_leading_space(llama_like, text):
+    assert llama_like.decode(llama_like.encode(text, bos=True)) == text
+
+
+def test_a_character_of_several_tokens_is_shown_when_it_is_whole(ours):
+    ids = ours.encode("a🙂")
+    assert stream(ours, ids) == ["a", "", "", "", "🙂", ""]
+
+
+def test_an_unfinished_character_ends_as_a_replacement_mark(ours):
+    ids = ours.encode("a🙂")[:-1]
+    assert stream(ours, ids) == ["a", "", "", "", "\ufffd"]
+
+
+def test_unknown_ids_are_shown(without_bytes):
+    assert without_bytes.decode(without_bytes.encode("a🙂e")) == "a \u2047 e"
+
+
+def test_an_unknown_id_keeps_its_space_also_at_the_start(llama_like):
+    assert llama_like.decode([0]) == " \u2047 "  # as sentencepiece decodes it
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50])
+@pytest.mark.parametrize("kind", ["ours", "llama_like", "without_bytes", "squeezing"])
+def test_parts_have_the_ids_of_the_whole(request, kind, size):
+    tokenizer = request.getfixturevalue(kind)
+    draw = random.Random(size)
+    bits = ["a", "lily", "once upon", " ", "  ", "\n", "\r\n", "12", "!", "🙂", "漢", "字", "\u2581"]
+    for text in [*ODD_TEXTS, "x" * 300, *("".join(draw.choices(bits, k=60)) for _ in range(60))]:
+        assert [id for part in tokenizer.encode_parts(text, size) for id in part] == tokenizer.encode(text), text
+    n_parts = len(list(tokenizer.encode_parts(TEXT, size)))
+    assert (n_parts == 1) if kind == "squeezing" else n_parts > len(TEXT) / (size + 20)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 258, 270])
+def test_a_vocabulary_that_is_too_small_is_refused_with_its_size(vocab_size):
+    with pytest.raises(InputError, match=f"vocabulary of {vocab_size} pieces is too small"):
+        train_tokenizer([TEXT], vocab_size)
+
+
+def test_a_short_text_gives_a_smaller_vocabulary_that_works():
+    tokenizer = train_tokenizer(["ab ab"], 5000)
+    assert 259 < tokenizer.vocab_size < 300
+    assert max(tokenizer.encode("ab\n漢", bos=True, eos=True)) < tokenizer.vocab_size
+    assert tokenizer.decode(tokenizer.encode("ab\n漢")) == "ab\n漢"
+
+
+def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(ours.files["tokenizer.model"])
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.vocab_size, loaded.bos_id, loaded.eos_id) == (ours.vocab_size, 1, 2)
+    assert loaded.encode(TEXT) == ours.encode(TEXT)
+
+
+def folder_with(tmp_path, tokenizer, **files) -> Path:
+    """A checkpoint directory's tokenizer.model, with JSON files beside it."""
+    (tmp_path / "tokenizer.model").write_bytes(tokenizer.files["tokenizer.model"])
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_an_added_token_has_its_text_and_an_unknown_id_a_placeholder(ours, tmp_path):
+    n = ours.vocab_size
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, added_tokens={"<pad>": n, "<late>": n + 5}))
+    assert tokenizer.vocab_size == n + 6
+    assert tokenizer.decode([n, n + 5]) == "<pad><late>"
+    for id in (-1, n + 1, n + 6, 10**20):  # -1 and a gap between the added tokens, too
+        assert tokenizer.decode([id]) == " \u2047 "
+    assert tokenizer.encode("a<pad>b") == [*ours.encode("a"), n, *ours.encode("b")]
+
+
+def test_an_added_token_that_is_named_special_is_a_control_token(ours, tmp_path):
+    n = ours.vocab_size
+    folder = folder_with(tmp_path, ours, added_tokens={"<pad>": n}, special_tokens_map={"pad_token": "<pad>"})
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode([n]) == ""
+    assert tokenizer.encode("a<pad>b") == ours.encode("a<pad>b")
+    assert tokenizer.encode_with_control_tokens("a<pad>b") == [*ours.encode("a"), n, *ours.encode("b")]
+    assert tokenizer.token_names == {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_the_config_names_other_end_and_begin_tokens(ours, tmp_path):
+    n = ours.vocab_size
+    config = {
+        "added_tokens_decoder": {
+            str(n): {"content": "<|im_end|>", "special": True},
+            "1": {"content": "<s>", "special": True, "rstrip": True},
+        },
+        "eos_token": {"content": "<|im_end|>"},
+        "bos_token": None,
+    }
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, tokenizer_config=config))
+    assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.eos_id) == (None, False, n)
+    assert tokenizer.encode_with_control_tokens("<s>  a<|im_end|>") == [1, *ours.encode("a"), n]
+    with pytest.raises(InputError, match="no beginning-of-text token"):
+        tokenizer.encode("a", bos=True)
+
+
+@pytest.mark.parametrize(("add_bos_token", "adds"), [(None, True), (True, True), (False, False)])
+def test_bos_is_added_unless_the_config_says_otherwise(ours, tmp_path, add_bos_token, adds):
+    folder = folder_with(tmp_path, ours, tokenizer_config={"add_bos_token": add_bos_token})
+    assert load_tokenizer(folder).adds_bos is adds
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_space_follows_a_control_token_only_where_the_config_says_legacy(llama_like, tmp_path, legacy):
+    sp = sentencepiece.SentencePieceProcessor(model_proto=llama_like.files["tokenizer.model"])
+    after_break = sp.encode("\nonce")[len(sp.encode("\n")) :]  # no piece reaches across a line break
+    tokenizer = load_tokenizer(folder_with(tmp_path, llama_like, tokenizer_config={"legacy": legacy}))
+    after = sp.encode("once") if legacy else after_break
+    assert sp.encode("once") != after_break
+    assert tokenizer.encode_with_control_tokens("<s>once</s>once") == [1, *after, 2, *after]
+    assert tokenizer.encode_with_control_tokens("once</s>", bos=True) == [1, *sp.encode("once"), 2]
+
+
+@pytest.mark.parametrize("text", ["hi", "<s>hi", "<s><s>hi", "<s>", ""])
+def test_bos_leads_exactly_once(ours, text):
+    ids = ours.encode_with_control_tokens(text, bos=True)
+    assert ids == [1, *ours.encode(text.replace("<s>", ""))]
+    assert ours.encode_with_control_tokens("a<s>b", bos=True).count(1) == 2  # one of another turn stays
+
+
+@pytest.mark.parametrize("text", ["<s>hi</s>", "</<s>s>", "\U000f0000<s>", "<unk>"])
+def test_marked_names_are_text(ours, text):
+    plain = text.replace("\U000f0000", "")  # the mark itself is not text
+    assert ours.encode_with_control_tokens(ours.as_text(text)) == ours.encode(plain)
+
+
+def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_path):
+    model = train_directly(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=["<|im|>"])
+    (id,) = model.encode("<|im|>")
+    config = {"added_tokens_decoder": {str(id): {"content": "<|im|>", "special": True}}}
+    tokenizer = load_tokenizer(folder_with(tmp_path, model, tokenizer_config=config))
+    ids = tokenizer.encode("a<|im|>b")
+    assert id not in ids
+    assert tokenizer.decode(ids) == "a<|im|>b"
+    assert tokenizer.encode_with_control_tokens("<|im|>") == [id]
+
+
+def test_tokenizer_model_wins_over_tokenizer_json_unless_it_is_no_sentencepiece_model(ours, tmp_path):
+    folder = byte_level(folder_with(tmp_path, ours))
+    assert load_tokenizer(folder).encode(TEXT) == ours.encode(TEXT)
+    (folder / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\nIw== 2\nJA== 3\n")
+    assert set(load_tokenizer(folder).files) == {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_its_files_load_as_the_same_tokenizer(ours, tmp_path):
+    files = {"added_tokens": {"<pad>": 999}, "tokenizer_config": {"chat_template": "x"}, "special_tokens_map": {}}
+    first = load_tokenizer(folder_with(tmp_path, ours, **files))
+    assert set(first.files) == {"tokenizer.model", *(f"{name}.json" for name in files)}
+    (tmp_path / "again").mkdir()
+    for name, content in first.files.items():
+        (tmp_path / "again" / name).write_bytes(content)
+    again = load_tokenizer(tmp_path / "again")
+    assert (again.files, again.vocab_size, again.chat_template) == (first.files, 1000, "x")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"IQ== 0\nIg== 1\nIw== 2\nJA== 3\n",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:9e556afd\nsize 499723\n",
+        b'{"version": "1.0", "model": {"type": "BPE"}}',
+    ],
+    ids=["missing", "empty", "tiktoken", "lfs-pointer", "json"],
+)
+def test_what_is_no_sentencepiece_model_is_refused_by_path(tmp_path, content):
+    path = tmp_path / "tokenizer.model"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        load_tokenizer(tmp_path)
+    assert str(path if content is not None else tmp_path) in str(error.value)
+    assert ("sentencepiece model" if content is not None else "no tokenizer in") in str(error.value)
+
+
+def test_a_truncated_model_is_refused(ours, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(ours.files["tokenizer.model"][: len(ours.files["tokenizer.model"]) // 2])
+    with pytest.raises(InputError, match="not a sentencepiece model"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,272 @@
+"""A tokenizer.json is read as tokenizers and transformers read it; text never becomes a control token."""
+
+import json
+import random
+import sys
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from kernels import InputError
+from model.tokenizer import load_tokenizer
+from model.tokenizer.base import TokenStream
+from tests.model.tokenizer.makers import NASTY, TEXT, byte_level, sentencepiece_like
+
+KINDS = {
+    "llama3": byte_level,
+    "smollm": lambda folder: byte_level(folder, digits=True),
+    "llama2": sentencepiece_like,
+    "metaspace-first": lambda folder: sentencepiece_like(folder, "first"),
+    "metaspace-always": lambda folder: sentencepiece_like(folder, "always"),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request, tmp_path_factory):
+    return KINDS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def edited(folder, to, change, **config):
+    """A copy of a tokenizer directory in which `change` has changed the content of tokenizer.json."""
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    change(spec)
+    to.mkdir(exist_ok=True)
+    (to / "tokenizer.json").write_text(json.dumps(spec))
+    given = json.loads((folder / "tokenizer_config.json").read_text())
+    (to / "tokenizer_config.json").write_text(json.dumps({**given, **config}))
+    return to
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_text_has_the_ids_that_transformers_gives_it_and_comes_back(ours, theirs, text):
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert ours.decode(ids) == theirs.decode(ids)
+    if "Metaspace" not in ours.files["tokenizer.json"].decode():  # which adds no space to one that is there already
+        assert ours.decode(ids) == text
+
+
+def test_random_text_has_the_ids_that_transformers_gives_it(ours, theirs):
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choice("aelt '.\n\r\t 1é漢🙂▁<s>|") for _ in range(draw.randrange(30)))
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_streamed_pieces_add_up_and_never_break_a_character(ours):
+    for text in NASTY:
+        ids = ours.encode(text)
+        stream = TokenStream(ours)
+        pieces = [stream.push(id) for id in ids] + [stream.finish()]
+        assert "".join(pieces) == ours.decode(ids)
+        assert "\ufffd" not in "".join(pieces)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "smollm"])
+def test_broken_characters_are_shown_as_the_package_shows_them(tmp_path, kind):
+    folder = KINDS[kind](tmp_path)
+    ours = load_tokenizer(folder)
+    draw = random.Random(1)
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for _ in range(300):
+        ids = [draw.randrange(ours.vocab_size) for _ in range(draw.randrange(12))]
+        assert ours.decode(ids) == model.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50])
+def test_parts_have_the_ids_of_the_whole(ours, size):
+    draw = random.Random(size)
+    texts = [
+        *NASTY,
+        *(
+            "".join(draw.choices(["a", "lily", " ", "  ", "\n", "\r\n", "12", "!", "🙂", "漢", "'s"], k=60))
+            for _ in range(60)
+        ),
+    ]
+    for text in texts:
+        assert [id for part in ours.encode_parts(text, size) for id in part] == ours.encode(text), text
+    assert len(list(ours.encode_parts(TEXT, size))) > len(TEXT) / (size + 20)  # and they are parts
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_where_no_place_to_divide_is_known_the_text_stays_whole(folder, tmp_path, size):
+    def other_words(spec):
+        spec["pre_tokenizer"] = {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "[a-z]+ [a-z]+"}, "behavior": "Isolated", "invert": False},
+                *([spec["pre_tokenizer"]] if spec["pre_tokenizer"] else []),
+            ],
+        }
+
+    tokenizer = load_tokenizer(edited(folder, tmp_path, other_words))
+    assert list(tokenizer.encode_parts(TEXT, size)) == [tokenizer.encode(TEXT)]
+
+
+CHATS = [
+    "{bos}user\nhi{eos}\n{bos}  \n{eos}", "hi", "", "{bos}", " {bos} hi", "{bos}{eos}{bos}hi 🙂\n", "{bos}hi {eos}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_named_control_tokens_become_ids_as_in_transformers(ours, theirs, chat):
+    text = chat.format(bos=theirs.bos_token, eos=theirs.eos_token)
+    expected = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode_with_control_tokens(text) == expected
+    once = expected if expected[:1] == [theirs.bos_token_id] else [theirs.bos_token_id, *expected]
+    assert ours.encode_with_control_tokens(text, bos=True) == once
+
+
+def test_bos_that_is_named_twice_comes_once(ours):
+    bos = ours.token_names["bos_token"]
+    assert ours.encode_with_control_tokens(bos + bos + "hi", bos=True).count(ours.bos_id) == 1
+
+
+def test_marked_names_are_text(ours):
+    for text in ("<s>hi</s>", "<|begin|><|end|>", "<|be<|begin|>gin|>"):
+        ids = ours.encode_with_control_tokens(ours.as_text(text))
+        assert ids == ours.encode(text)
+        assert ours.decode(ids) == text
+
+
+def test_control_tokens_print_nothing(ours):
+    ids = [ours.bos_id, *ours.encode("a lily"), ours.eos_id]
+    assert ours.decode(ids) == "a lily"
+
+
+@pytest.mark.parametrize("kind", ["llama3", "llama2", "smollm"])
+@pytest.mark.parametrize("add_bos_token", [None, True, False])
+def test_bos_is_added_as_the_config_says_or_else_the_post_processor(tmp_path, kind, add_bos_token):
+    folder = edited(KINDS[kind](tmp_path), tmp_path, lambda spec: None, add_bos_token=add_bos_token)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.adds_bos is (kind != "smollm" if add_bos_token is None else add_bos_token)
+
+
+def test_without_a_config_the_post_processor_names_bos(folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    tokenizer = load_tokenizer(tmp_path)
+    has = "TemplateProcessing" in (folder / "tokenizer.json").read_text()
+    assert (tokenizer.bos_id is not None, tokenizer.adds_bos, tokenizer.eos_id) == (has, has, None)
+    assert ("bos_token" in tokenizer.token_names) == has
+
+
+def test_added_words_apply_as_transformers_applies_them(folder, tmp_path):
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model.add_tokens([AddedToken("lily pad", lstrip=True, rstrip=True, normalized=False), "upon"])
+    model.add_special_tokens([AddedToken("[INST]", normalized=False)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.vocab_size == len(theirs)
+    for text in ("a  lily pad  once", "once upon upon a", "lily pad", "[INST] upon"):
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert [id for part in ours.encode_parts(text, 1) for id in part] == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        chat = ours.encode_with_control_tokens("[INST]" + text)
+        assert chat == theirs.encode("[INST]" + text, add_special_tokens=False)
+
+
+def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_path):
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    flags = [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {}]
+    for name, given in zip(["[L]", "[R]", "word", "[R][L]"], flags, strict=True):  # the last, the longest, holds others
+        model.add_special_tokens([AddedToken(name, normalized=False, **given)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
+    ours, theirs = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("a [L] b", "a \n[R] \n b", "a word b", "awordb word", "a[R][L]b", " [L][R] ", "[L] [R] [L]  a"):
+        assert ours.encode_with_control_tokens(text) == theirs.encode(text, add_special_tokens=False), text
+
+
+def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
+    def nothing(spec):
+        pass
+
+    n = load_tokenizer(folder).vocab_size
+    extra = {str(n): {"content": "<pad>", "special": True}, str(n + 1): {"content": "word", "special": False}}
+    tokenizer = load_tokenizer(edited(folder, tmp_path, nothing, added_tokens_decoder=extra, pad_token="<pad>"))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.vocab_size == n + 2
+    assert tokenizer.decode([n, n + 1]) == "word"
+    assert tokenizer.encode("a word <pad>") == theirs.encode(
+        "a word <pad>", add_special_tokens=False, split_special_tokens=True
+    )
+
+
+def test_ids_without_a_piece_have_a_visible_placeholder(ours):
+    for id in (-1, ours.vocab_size, 10**20):
+        assert ours.decode([id]) == " \u2047 "
+
+
+def test_a_piece_that_became_special_is_spelled_out(tmp_path):
+    def change(spec):  # as in models whose control tokens are user-defined pieces of sentencepiece
+        spec["model"]["ignore_merges"] = True
+        spec["model"]["vocab"]["<|im|>"] = len(spec["model"]["vocab"])
+        spec["added_tokens"].append(
+            {**spec["added_tokens"][0], "content": "<|im|>", "id": len(spec["model"]["vocab"]) - 1}
+        )
+        regex = {"type": "Split", "pattern": {"String": "<|im|>"}, "behavior": "Isolated", "invert": False}
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [spec["pre_tokenizer"], regex]}
+
+    tokenizer = load_tokenizer(edited(sentencepiece_like(tmp_path, "first"), tmp_path, change))
+    ids = tokenizer.encode("a<|im|>b")
+    assert tokenizer.vocab_size - 1 not in ids
+    assert tokenizer.decode(ids) == "a<|im|>b"
+    assert tokenizer.vocab_size - 1 in tokenizer.encode_with_control_tokens("a<|im|>b")
+
+
+def test_truncation_and_padding_left_in_the_file_do_nothing(folder, tmp_path):
+    def change(spec):
+        spec["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+        spec["padding"] = {
+            "strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0,
+            "pad_token": "x",
+        }  # fmt: skip
+
+    tokenizer = load_tokenizer(edited(folder, tmp_path, change))
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
+def test_another_decoder_is_refused_by_name(folder, tmp_path, decoder):
+    with pytest.raises(
+        InputError, match=f"its decoder is {decoder['type'] if decoder else 'null'}; expected ByteLevel"
+    ):
+        load_tokenizer(edited(folder, tmp_path, lambda spec: spec.update(decoder=decoder)))
+
+
+def test_its_files_load_as_the_same_tokenizer(folder, ours, tmp_path):
+    assert set(ours.files) == {"tokenizer.json", "tokenizer_config.json"}
+    for name, content in ours.files.items():
+        (tmp_path / name).write_bytes(content)
+    assert load_tokenizer(tmp_path).encode(TEXT) == ours.encode(TEXT)
+
+
+def test_without_the_package_one_line_says_what_to_install(folder, monkeypatch):
+    monkeypatch.delitem(sys.modules, "model.tokenizer.tokenizer_json", raising=False)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match="needs the package tokenizers; install it with: pip install tokenizers"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 10**5, b"[]", b"{}", b'{"model": {"type": "BPE"}}'])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json") as error:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(error.value)

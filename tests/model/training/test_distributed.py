@@ -1,0 +1,255 @@
+"""Several processes over gloo: the losses, checkpoints and stops of one process, and none that waits for a dead one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import train
+from kernels import InputError
+from model.training.distributed import process_group
+from model.training.run_folder import newest_step
+from tests.helpers import CPU, ROOT, losses, metrics_of, train_dtype
+from tests.model.training import runs
+
+RUN = "--config config.json --data text.txt --block-size 16 --batch-size 7 --warmup 2 --norm torch".split()  # noqa: SIM905
+RUN += ["--dtype", train_dtype()]
+CONSTANT = ["--lr", "1e-3", "--min-lr", "1e-3"]  # a rate that the number of steps doesn't change
+HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
+needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="no FSDP2 on a CPU in this torch")
+
+
+def same_run(got, expected, controls=()):
+    """Sums of float32 in another order, carried through a few steps.
+
+    bfloat16 rounds each sum's parts, so what is allowed there is 4 times what equally right runs in one process show.
+    """
+    assert sorted(path.name for path in got.iterdir()) == sorted(path.name for path in expected.iterdir())
+    weights, reference_weights = load_file(got / "model.safetensors"), load_file(expected / "model.safetensors")
+    assert weights.keys() == reference_weights.keys()
+    if train_dtype() == "bfloat16":
+        allowed = 4 * np.max([distance(control, expected) for control in controls], axis=0)
+        assert (distance(got, expected) <= allowed).all(), (distance(got, expected), allowed)
+        return
+    assert losses(metrics_of(got)) == pytest.approx(losses(metrics_of(expected)), rel=1e-6)
+    assert metrics_of(got)[-1]["val_loss"] == pytest.approx(metrics_of(expected)[-1]["val_loss"], rel=1e-6)
+    norms, reference_norms = ([line["grad_norm"] for line in metrics_of(folder)] for folder in (got, expected))
+    assert norms == pytest.approx(reference_norms, rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, reference_weights[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def distance(a, b):
+    """How far two runs are apart: the largest difference of a loss, of a gradient's norm, of a weight."""
+    a_metrics, b_metrics = metrics_of(a), metrics_of(b)
+    a_weights, b_weights = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    return np.array(
+        [
+            np.abs(np.subtract(losses(a_metrics), losses(b_metrics))).max(),
+            max(abs(x["grad_norm"] - y["grad_norm"]) for x, y in zip(a_metrics, b_metrics, strict=True)),
+            max((a_weights[name] - b_weights[name]).abs().max().item() for name in a_weights),
+        ]
+    )
+
+
+@pytest.fixture
+def controls(trained, workplace):
+    """Runs of one process that are as right as `run`: the batch summed in other parts, and with FSDP's bfloat16 stream.
+
+    None in float32, where 1e-6 is the measure.
+    """
+
+    def train_them(run, fsdp):
+        ways = [["--grad-accum", "2"], ["--grad-accum", "7"], *([["--norm", "torch@bfloat16"]] if fsdp else [])]
+        for i, way in enumerate(ways if train_dtype() == "bfloat16" else []):
+            trained(*(argument for argument in run if argument != "--fsdp"), *way, out=f"out/control{i}")
+            yield workplace / f"out/control{i}"
+
+    return lambda run, fsdp: list(train_them(run, fsdp))
+
+
+@pytest.mark.parametrize(
+    ("n", "more"),
+    [
+        (2, ["--grad-accum", "3"]),
+        (3, []),
+        pytest.param(2, ["--fsdp", "--grad-accum", "2", "--checkpoint-activations"], marks=needs_fsdp),
+        pytest.param(3, ["--fsdp", "--log-norms", "2"], marks=needs_fsdp),
+    ],
+)
+def test_n_processes_give_the_run_of_one(n, more, workplace, trained, controls):
+    run = [*RUN, *more, "--steps", "4"]
+    trained(*(argument for argument in run if argument != "--fsdp"), out="out/one")
+    codes = runs.finish_connected(workplace, [*run, "--out", "out/several"], n)
+    assert codes == [0] * n, (workplace / "0.log").read_text()
+    same_run(workplace / "out/several", workplace / "out/one", controls(run, "--fsdp" in more))
+    assert json.loads((workplace / "out/several/run.json").read_text())["processes"] == n
+    output = [(workplace / f"{i}.log").read_text() for i in range(n)]
+    assert f"{n} processes, {'FSDP2' if '--fsdp' in more else 'data parallel'}" in output[0]
+    assert output[1:] == [""] * (n - 1)  # one of them speaks for all
+
+
+def test_a_run_goes_on_in_another_number_of_processes(workplace, trained, command, controls):
+    more = ["--fsdp"] if HAS_FSDP else []
+    run = [*RUN, *CONSTANT]
+    trained(*run, "--steps", "6", out="out/one")
+    out = ["--out", "out/several"]
+    assert runs.finish_connected(workplace, [*run, *out, "--steps", "2", *more], 3) == [0] * 3
+    assert runs.finish_connected(workplace, ["--resume", *out, "--steps", "4", "--no-fsdp"], 2) == [0] * 2
+    assert command(train.main, "--resume", *out, "--steps", "6")[0] == 0
+    same_run(workplace / "out/several", workplace / "out/one", controls([*run, "--steps", "6"], HAS_FSDP))
+
+
+def when_saved(processes, state):
+    """Wait for the first state of a run of many steps."""
+    until = time.monotonic() + 120
+    while not newest_step(state):
+        assert time.monotonic() < until
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.01)
+
+
+LONG = [*RUN, "--steps", "100000", "--save-interval", "2", "--out", "out/long"]
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(workplace, trained):
+    processes = runs.start_connected(workplace, LONG, 2)
+    when_saved(processes, workplace / "out/long/state")
+    os.kill(processes[1].pid, signal.SIGTERM)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [128 + signal.SIGTERM] * 2
+    step = newest_step(workplace / "out/long/state")
+    assert len(metrics_of(workplace / "out/long")) == step
+    assert f"SIGTERM: saved after step {step}" in (workplace / "0.log").read_text()
+
+
+def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
+    processes = runs.start_connected(workplace, LONG, 3)
+    when_saved(processes, workplace / "out/long/state")
+    processes[1].kill()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2]
+    for i, name in ((0, "error: "), (2, "error in process 2: ")):
+        last = (workplace / f"{i}.log").read_text().splitlines()[-1]
+        assert last.startswith(f"{name}another process has ended or can't be reached")
+        assert "--resume goes on from what was saved last" in last
+        assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:9", True),
+        ("failed to recv, got 0 bytes: the TCPStore has gone", True),
+        ("Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected", True),
+        ("the restored cache has another size", False),
+    ],
+)
+def test_only_a_process_that_is_lost_is_called_that(text, lost, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
+    with pytest.raises(InputError if lost else RuntimeError) as caught, process_group(CPU):
+        raise RuntimeError(text)
+    assert ("another process has ended or can't be reached" in str(caught.value)) == lost
+
+
+@needs_fsdp
+def test_norms_keep_float32_statistics_when_fsdp_computes_in_bfloat16(workplace):
+    run = [
+        *RUN,
+        "--norm",
+        "tests.norms:checked",
+        "--fsdp",
+        "--dtype",
+        "bfloat16",
+        "--steps",
+        "2",
+    ]
+    codes = runs.finish_connected(workplace, [*run, "--out", "out/bfloat16"], 2)
+    assert codes == [0, 0], (workplace / "0.log").read_text()
+    saved = load_file(workplace / "out/bfloat16/model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+
+
+def test_each_process_draws_random_numbers_of_its_own(workplace):
+    run = [*RUN, "--norm", "tests.norms:seen", "--steps", "2", "--out", "out/seen"]
+    assert runs.finish_connected(workplace, run, 2) == [0, 0], (workplace / "0.log").read_text()
+    first, second = ({*(workplace / f"{i}.seeds").read_text().split()} for i in range(2))
+    assert len(second) == 2  # one a step; the first process draws its sample as well
+    assert not first & second
+
+
+def test_torchrun_ends_when_a_process_dies(workplace):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = [
+        *RUN,
+        "--norm",
+        "tests.norms:dying",
+        "--steps",
+        "100000",
+        "--save-interval",
+        "2",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, str(ROOT / "train.py"), *run, "--out", "out/torchrun"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert newest_step(workplace / "out/torchrun/state") >= 2
+    assert "another process has ended" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("n", "arguments", "message"),
+    [
+        (1, ["--fsdp"], "--fsdp divides the weights among processes; start several: torchrun"),
+        (
+            2,
+            ["--grad-accum", "4"],
+            "--batch-size 7 has too few sequences for --grad-accum 4 parts in each of 2 processes",
+        ),
+        (2, ["--data", "nothing.txt"], "--data nothing.txt does not exist"),
+    ],
+)
+def test_what_processes_cannot_do_is_refused_in_one_line(n, arguments, message, workplace):
+    codes = runs.finish_connected(workplace, [*RUN, *arguments, "--out", "out/refused"], n)
+    assert codes == [2] * n
+    output = (workplace / "0.log").read_text()
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert not (workplace / "out/refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("fed", "--data text.txt is not the same for all processes"),
+        ("def", "--out out/refused is not one folder for all processes"),
+    ],
+)
+def test_processes_that_share_no_data_or_folder_are_refused(word, message, workplace):
+    other = workplace / "other"
+    other.mkdir()
+    (other / "text.txt").write_text((workplace / "text.txt").read_text().replace("def", word))
+    (other / "config.json").write_text((workplace / "config.json").read_text())
+    folders, n = [workplace, other], 2
+    places = runs.places(n)
+    processes = [
+        runs.start(folders[i], [*RUN, "--out", "out/refused"], folders[i] / "log", places[i]) for i in range(n)
+    ]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [2, 2]
+    for folder in folders:
+        assert message in (folder / "log").read_text().splitlines()[-1]
+        assert not list(folder.glob("out/refused/state"))

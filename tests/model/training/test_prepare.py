@@ -1,0 +1,249 @@
+"""Prepared data: the text comes back from its tokens, stale data is made again, and failures leave nothing behind."""
+
+import hashlib
+import json
+import math
+import os
+import socket
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from kernels import InputError
+from model.tokenizer.base import PART
+from model.training import prepare as preparing
+from model.training.prepare import fetch, prepare
+from scripts.prepare_data import main
+
+LINE = "a fox ran\tover 12 dogs\r\n\n  🙂 and slept\n"
+VOCAB_SIZE = 300
+
+
+def documents_in(folder: Path) -> list[str]:
+    """The texts between begin and end tokens, decoded by sentencepiece itself."""
+    dtype = json.loads((folder / "meta.json").read_text())["dtype"]
+    tokens = np.fromfile(folder / "tokens.bin", dtype).tolist()
+    sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    documents = []
+    while tokens:
+        end = tokens.index(sp.eos_id())
+        assert tokens[0] == sp.bos_id()
+        documents.append(sp.decode(tokens[1:end]))
+        tokens = tokens[end + 1 :]
+    return documents
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes((LINE * 30).encode())
+    return path
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return tmp_path / "data"
+
+
+def test_a_file_comes_back_from_its_tokens(corpus, root):
+    assert documents_in(prepare(str(corpus), VOCAB_SIZE, root)) == [LINE * 30]
+
+
+def test_a_folder_is_its_visible_files_in_sorted_order(tmp_path, root):
+    for name in ["b.txt", "a/z.txt", "c", ".hidden", ".git/config", "a/.cache/x"]:
+        path = tmp_path / "corpus" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"{name}\n{LINE}".encode())
+    (tmp_path / "corpus/empty").touch()
+    folder = prepare(str(tmp_path / "corpus"), VOCAB_SIZE, root)
+    assert documents_in(folder) == [f"{name}\n{LINE}" for name in ["a/z.txt", "b.txt", "c"]]
+
+
+def test_meta_describes_the_tokens(corpus, root, command):
+    code, out, err = command(main, "--data", corpus, "--vocab-size", VOCAB_SIZE, "--out", root)
+    [folder] = root.iterdir()
+    meta = json.loads((folder / "meta.json").read_text())
+    tokens = np.fromfile(folder / "tokens.bin", "uint16").tolist()
+    n_train = len(tokens) - len(tokens) // 10
+    sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    counts = Counter(tokens[:n_train])
+    loss = [-math.log((counts[id] + 1) / (n_train + sp.vocab_size())) for id in tokens[n_train:]]
+    assert (code, out) == (0, "")
+    assert f"{len(tokens):,} tokens" in err
+    assert (meta["dtype"], meta["vocab_size"]) == ("uint16", sp.vocab_size())
+    assert (meta["n_tokens"], meta["n_train"]) == (len(tokens), n_train)
+    # A float64 mean of n terms is off by at most n * 2^-53, relatively; n is below 1000.
+    assert meta["unigram_loss"] == pytest.approx(sum(loss) / len(loss), rel=1e-12)
+
+
+class FakeTokenizer:
+    bos_id, eos_id = 1, 2
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def encode_parts(self, text: str) -> list[list[int]]:
+        return [[self.vocab_size - 1], list(map(ord, text))]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(65535, "uint16"), (65536, "uint16"), (65537, "uint32"), (128256, "uint32")]
+)
+def test_ids_are_stored_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
+    meta = preparing._write_tokens(["a"], FakeTokenizer(vocab_size), tmp_path / "tokens.bin")
+    assert meta["dtype"] == dtype
+    assert np.fromfile(tmp_path / "tokens.bin", dtype).tolist() == [1, vocab_size - 1, ord("a"), 2]
+
+
+def test_unchanged_data_is_not_prepared_again(corpus, root):
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    (folder / "tokens.bin").write_bytes(b"untouched")
+    assert prepare(str(corpus), VOCAB_SIZE, root) == folder
+    assert (folder / "tokens.bin").read_bytes() == b"untouched"
+
+
+@pytest.mark.parametrize("data", ["PATH", "shakespeare"])
+def test_changed_data_is_prepared_again(corpus, root, data):
+    if data == "shakespeare":  # as if fetched before: its folder is named without a fingerprint, so it is replaced
+        corpus = corpus.rename(root.parent / "shakespeare.txt")
+        root = root.parent
+    else:
+        data = str(corpus)
+    prepare(data, VOCAB_SIZE, root)
+    corpus.write_text("a dog ran\n" * 50)
+    assert documents_in(prepare(data, VOCAB_SIZE, root)) == ["a dog ran\n" * 50]
+
+
+def test_what_an_interrupted_run_left_is_replaced(corpus, root):
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    partial = folder.rename(f"{folder}.partial")
+    (partial / "junk").touch()
+    prepare(str(corpus), VOCAB_SIZE, root)
+    assert not partial.exists()
+    assert sorted(os.listdir(folder)) == ["meta.json", "tokenizer.model", "tokens.bin"]
+    assert documents_in(folder) == [LINE * 30]
+
+
+@pytest.mark.parametrize(
+    ("files", "data"),
+    [
+        ({"x": b""}, "x"),
+        ({"d/x": b"", "d/y": b""}, "d"),
+        ({}, "."),
+        ({".hidden": b"text"}, "."),
+        ({}, "missing"),
+        ({"x": b"text\xff"}, "x"),
+        ({"x": b"\n\n"}, "x"),
+        ({"x": b"\0\0"}, "x"),
+    ],
+    ids=["empty", "empty-files", "empty-folder", "hidden-only", "missing", "not-utf-8", "line-breaks", "nul"],
+)
+def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path, root, command, files, data):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name, content in files.items():
+        (corpus / name).parent.mkdir(exist_ok=True)
+        (corpus / name).write_bytes(content)
+    code, out, err = command(main, "--data", corpus / data, "--vocab-size", VOCAB_SIZE, "--out", root)
+    error = err.splitlines()[-1]  # a line before it may say what is being prepared
+    assert (code, out) == (2, "")
+    assert error.startswith("error: ")
+    assert str(corpus / data) in error
+    assert not root.exists()
+
+
+def test_too_small_a_vocabulary_is_refused_and_leaves_nothing(corpus, root):
+    with pytest.raises(InputError, match="--vocab-size"):
+        prepare(str(corpus), 10, root)
+    assert not root.exists()
+
+
+def test_the_default_corpus_is_the_standard_library_without_its_tests(tmp_path):
+    library = Path(os.__file__).parent
+    names = [path.relative_to(library).as_posix() for path in preparing._corpus_files("python", tmp_path)]
+    assert {"os.py", "json/decoder.py"} <= set(names)
+    folders = {folder for name in names for folder in name.split("/")[:-1]}
+    assert folders & {"test", "tests", "idle_test", "site-packages", "__pycache__"} == set()
+
+
+def test_a_text_of_several_parts_has_the_ids_of_the_whole(corpus, root):
+    text = LINE * (3 * PART // len(LINE))
+    corpus.write_text(text, newline="")
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    assert np.fromfile(folder / "tokens.bin", np.uint16).tolist() == [1, *sp.encode(text), 2]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        self.send_response(404 if self.path == "/missing" else 200)
+        self.send_header("Content-Length", "20" if self.path == "/cut" else "7")
+        self.end_headers()
+        self.wfile.write(b"content")
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.paths = []
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+SHA256 = hashlib.sha256(b"content").hexdigest()
+
+
+def test_a_file_is_fetched_once(server, tmp_path):
+    path = tmp_path / "new/file.txt"
+    for _ in range(2):
+        assert fetch(f"{server.url}/file", SHA256, path).read_bytes() == b"content"
+    assert server.paths == ["/file"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("path", "sha256", "found"),
+    [("/file", "0" * 64, SHA256), ("/missing", SHA256, "404"), ("/cut", SHA256, "IncompleteRead")],
+    ids=["wrong-checksum", "not-found", "cut-short"],
+)
+def test_a_failed_fetch_says_why_and_leaves_nothing(server, tmp_path, path, sha256, found):
+    with pytest.raises(InputError, match=found) as error:
+        fetch(server.url + path, sha256, tmp_path / "file")
+    assert f"{server.url}{path}" in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_off_is_an_input_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.socket() as bound:  # and not listening, so a connection is refused
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(InputError, match="can't be fetched"):
+            fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", SHA256, tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_goes_on_keeps_the_data_it_began_with(tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text(LINE * 200)
+    monkeypatch.setattr(preparing, "_corpus_files", lambda data, root: [text])  # whose folder is named without it
+    folder = preparing.prepare("python", 300, tmp_path / "data")
+    before = (folder / "tokens.bin").read_bytes()
+    text.write_text(LINE * 300)
+    assert preparing.prepare("python", 300, tmp_path / "data", renew=False) == folder
+    assert (folder / "tokens.bin").read_bytes() == before
+    assert preparing.prepare("python", 300, tmp_path / "data") == folder
+    assert (folder / "tokens.bin").read_bytes() != before

@@ -1,0 +1,376 @@
+"""A run that goes on is the run that never stopped, however it ended: by a signal, killed, or with a full disk."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import model.llama
+import model.training.data
+import train
+from model.training.run_folder import newest_step
+from tests.helpers import losses, metrics_of, needs_compiler, needs_triton, train_dtype
+from tests.model.training import runs
+
+RUN = "--config config.json --data text.txt --block-size 16 --batch-size 4 --warmup 2 --out out/model".split()  # noqa: SIM905
+RUN += ["--dtype", train_dtype()]
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Send this process a signal while a step of the next run is computed."""
+
+    def at(step, number):
+        def rate(now, args, usual=train.learning_rate):
+            if now == step:
+                signal.raise_signal(number)
+            return usual(now, args)
+
+        monkeypatch.setattr(train, "learning_rate", rate)
+
+    yield at
+    monkeypatch.undo()
+
+
+def what_counts(folder):
+    """Of a finished run: the losses and rates of every step, and the weights, to the bit."""
+    lines = [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in metrics_of(folder)]
+    return lines, (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("norm", "step", "more"),
+    [
+        ("reference", 0, ()),
+        ("torch", 3, ("--grad-accum", "3")),
+        ("torch", 6, ("--dtype", "bfloat16", "--checkpoint-activations")),
+        ("reference", 2, ("--dtype", "bfloat16", "--grad-accum", "2")),
+        ("tests.norms:noisy", 4, ("--grad-accum", "2")),
+        pytest.param("compile", 2, (), marks=needs_compiler),
+        pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
+    ],
+)
+def test_a_run_that_is_stopped_and_goes_on_is_the_same_to_the_bit(
+    norm, step, more, trained, workplace, command, stopped
+):
+    run = ["--norm", norm, "--steps", 8, "--save-interval", 3, "--eval-interval", 3, *more]
+    trained(*run, out="out/whole")
+    whole = what_counts(workplace / "out/whole")
+
+    stopped(step, signal.SIGTERM)
+    code, stdout, stderr = command(train.main, *RUN, *run)
+    assert (code, stdout) == (128 + signal.SIGTERM, "")
+    assert f"SIGTERM: saved after step {step + 1}; --resume --out out/model goes on" in stderr
+    assert len((workplace / "out/model/metrics.jsonl").read_text().splitlines()) == step + 1
+
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model")  # all else is known from the run
+    assert code == 0, stderr
+    assert f"out/model goes on after step {step + 1}" in stderr
+    assert what_counts(workplace / "out/model") == whole
+    assert len(whole[0]) == (4 if norm == "triton" else 8)
+
+
+def test_the_noisy_depends_on_the_random_state(trained, monkeypatch):
+    noisy = losses(trained("--norm", "tests.norms:noisy", out="out/0")[0])
+    monkeypatch.setattr(model.training.data, "step_seed", lambda seed, step, process: 5)
+    assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
+
+
+def test_more_steps_go_on_with_the_rate_of_the_longer_run(trained, workplace):
+    constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]  # so that the rates of both lengths are the same
+    trained("--steps", 6, *constant, out="out/whole")
+    trained("--steps", 3, *constant)
+    _, _, stderr = trained("--resume", "--steps", 6)
+    assert "going on with steps 6 in place of the run's 3" in stderr
+    whole, extended = what_counts(workplace / "out/whole"), what_counts(workplace / "out/model")
+    assert extended[1] == whole[1]
+    assert losses(extended[0]) == losses(whole[0])
+    assert extended[0][3]["lr"] == 1e-3
+
+
+def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, command, monkeypatch, stopped):
+    stopped(2, signal.SIGINT)
+    code, _, stderr = command(train.main, *RUN, "--steps", 9)
+    assert code == 130
+    assert "SIGINT: saved after step 3" in stderr
+    code, _, stderr = command(train.main, *RUN, "--steps", 9)
+    assert code == 2
+    assert "holds a run that stopped after step 3; go on with --resume, name another folder, or remove" in stderr
+
+    def twice(model, batch):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(1.1)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(model.llama, "summed_loss", twice)
+    code, _, stderr = command(train.main, "--resume", *RUN)
+    assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
+
+
+def test_a_run_killed_ten_times_at_random_is_the_run_left_alone(workplace):
+    run = [*RUN, "--steps", 50, "--save-interval", 1, "--eval-interval", 50, "--norm", "torch"]
+    assert runs.finish(workplace, run, "log")[0] == 0
+    whole = what_counts(workplace / "out/model")
+    shutil.rmtree(workplace / "out/model")
+
+    chance, went_on = random.Random(5), []
+    for _ in range(10):
+        went_on.append(newest_step(workplace / "out/model/state"))
+        process = runs.start(workplace, [*run, *(["--resume"] if went_on[-1] else [])], "log")
+        more = chance.randint(1, 3)  # steps, and then a moment of a step and its save
+        while newest_step(workplace / "out/model/state") < went_on[-1] + more:
+            assert process.is_alive(), (workplace / "log").read_text()
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert went_on == sorted(set(went_on))  # each run began later than the one before it
+    assert runs.finish(workplace, [*run, "--resume"], "log")[0] == 0
+    assert what_counts(workplace / "out/model") == whole
+    assert not list((workplace / "out/model").rglob("*.partial"))
+
+
+def test_a_run_killed_at_many_points_of_a_save_is_the_run_left_alone(workplace):
+    run = [*RUN, "--steps", 2, "--save-interval", 1, "--eval-interval", 2]
+    assert runs.finish(workplace, run, "log")[0] == 0
+    whole = what_counts(workplace / "out/model")
+    for call in range(1, 100, 7):
+        shutil.rmtree(workplace / "out/model")
+        code, _ = runs.finish(workplace, run, "log", dies_at=call)
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        resume = ["--resume"] if (workplace / "out/model/run.json").exists() else []
+        code, message = runs.finish(workplace, [*run, *resume], "log")
+        assert code == 0, (call, message)
+        assert what_counts(workplace / "out/model") == whole, call
+        assert not list((workplace / "out/model").rglob("*.partial")), call
+        assert len(list((workplace / "out/model/state").iterdir())) == 1, call
+    assert 20 < call < 90  # so often do two saves flush, rename and remove
+
+
+def test_what_takes_its_place_has_been_flushed_to_the_disk(trained, workplace, monkeypatch):
+    flushed, placed = set(), set()
+
+    def fsync(descriptor, usual=os.fsync):
+        usual(descriptor)
+        flushed.add(os.fstat(descriptor).st_ino)
+
+    def checked(usual):
+        def move(path, target):
+            for file in path.rglob("*") if path.is_dir() else [path]:
+                assert file.stat().st_ino in flushed or "out/data" in str(path), file
+            placed.add(Path(target).name)
+            return usual(path, target)
+
+        return move
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
+    trained("--steps", 2)
+    assert placed > {"run.json", "metrics.jsonl", "loss.png", "model.safetensors", "config.json", "step-00000002"}
+
+
+@pytest.mark.parametrize(("largest_file", "named"), [(100_000, "model.safetensors"), (250_000, "step-00000004")])
+def test_a_full_disk_ends_in_one_line_and_what_was_saved_stands(largest_file, named, workplace, trained, command):
+    trained("--steps", 2)
+    model, state = workplace / "out/model/model.safetensors", workplace / "out/model/state"
+    assert (model.stat().st_size > largest_file) == (named == "model.safetensors")
+    saved = model.read_bytes()
+    run = ["--resume", "--out", "out/model", "--steps", 4]
+    code, message = runs.finish(workplace, run, "log", largest_file=largest_file)
+    assert code == 2
+    assert message.startswith("error: ")
+    assert f"{named} can't be written" in message
+    assert "Traceback" not in (workplace / "log").read_text()
+    assert [path.name for path in state.iterdir()] == ["step-00000002"]
+    assert (model.read_bytes() == saved) == (named == "model.safetensors")
+    assert not list((workplace / "out/model").rglob("*.partial"))
+
+    assert command(train.main, *run)[0] == 0
+    resumed = what_counts(workplace / "out/model")
+    trained("--steps", 2, out="out/other")
+    trained("--steps", 4, "--resume", out="out/other")
+    assert resumed == what_counts(workplace / "out/other")
+
+
+def test_metrics_that_a_full_disk_cannot_hold_end_in_one_line(workplace, trained):
+    trained("--steps", 1, out="out/other")  # so that the data is there
+    code, message = runs.finish(workplace, [*RUN, "--steps", 40, "--eval-interval", 40], "log", largest_file=3_000)
+    assert code == 2
+    assert message == "error: the output can't be written (File too large); free some space, and try again"
+    assert not (workplace / "out/model/state").exists()
+
+
+def test_an_infinite_gradient_stops_the_run_before_the_weights_take_it(workplace, trained, command):
+    trained("--steps", 2)
+    saved = what_counts(workplace / "out/model")
+    run = [
+        "--resume",
+        "--out",
+        "out/model",
+        "--steps",
+        4,
+        "--norm",
+        "tests.norms:infinite_gradient",
+    ]
+    code, _, stderr = command(train.main, *run)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: step 3: the loss is ")
+    assert "stopped before the weights took it, and the last checkpoint stands" in stderr
+    assert what_counts(workplace / "out/model") == saved
+    assert newest_step(workplace / "out/model/state") == 2
+
+
+def test_weights_that_a_step_has_ruined_are_not_saved(workplace, trained, command, monkeypatch):
+    trained("--steps", 2)
+    saved = what_counts(workplace / "out/model")
+    monkeypatch.setattr(train, "learning_rate", lambda step, args: math.inf)  # loss and gradient of the step are finite
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 4, "--save-interval", 1)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: step 3 has left weights whose validation loss is nan; stopped ")
+    assert what_counts(workplace / "out/model") == saved
+    assert newest_step(workplace / "out/model/state") == 2
+
+
+def damage_run(folder):
+    (folder / "run.json").write_text("{}")
+
+
+def damage_state(folder):
+    for file in (folder / "state/step-00000003").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:5000])
+
+
+def lose_metadata(folder):
+    (folder / "state/step-00000003/.metadata").unlink()
+
+
+def garble_metadata(folder):
+    (folder / "state/step-00000003/.metadata").write_bytes(b"\x80\x04nothing")
+
+
+def lose_metrics(folder):
+    (folder / "metrics.jsonl").write_text("")
+
+
+def garble_metrics(folder):
+    (folder / "metrics.jsonl").write_text('{"step": 0}\n{"ste')
+
+
+def change_data(folder):
+    with open("text.txt", "a") as file:
+        file.write("def g(y):\n    return y\n")
+
+
+def remove_run(folder):
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_run, "run.json has no arguments"),
+        (damage_state, "state/step-00000003 can't be read"),
+        (lose_metadata, "state/step-00000003 can't be read"),
+        (garble_metadata, "state/step-00000003 can't be read"),
+        (lose_metrics, "metrics.jsonl has 0 lines; expected 3"),
+        (garble_metrics, "metrics.jsonl is damaged"),
+        (change_data, "--data has changed since the run began"),
+        (remove_run, "out/model holds no run to go on with; leave --resume out"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_in_one_line(damage, message, workplace, trained, command):
+    trained("--steps", 3)
+    damage(workplace / "out/model")
+    before = sorted(path.name for path in workplace.rglob("*"))
+    code, stdout, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 5)
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines()[-1].startswith("error: ")
+    assert message in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert sorted(path.name for path in workplace.rglob("*")) == before or damage is change_data
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"arguments": {}}', '{"arguments": {"steps": "3"}}'])
+def test_a_state_whose_run_is_unknown_is_not_begun_over(content, workplace, trained, command):
+    trained("--steps", 3)
+    (workplace / "out/model/run.json").unlink()
+    if content:
+        (workplace / "out/model/run.json").write_text(content)
+    code, _, stderr = command(train.main, *RUN, "--steps", 3)
+    assert code == 2
+    assert "error: --out out/model holds a run that stopped after step 3; " in stderr
+    assert newest_step(workplace / "out/model/state") == 3
+
+
+def test_a_finished_run_says_so_and_is_left_alone(workplace, trained):
+    trained("--steps", 3)
+    before = what_counts(workplace / "out/model")
+    _, stdout, stderr = trained("--steps", 3, "--resume")
+    assert "the run in out/model has 3 steps behind it; --steps N takes it further" in stderr
+    assert stdout == ""
+    assert what_counts(workplace / "out/model") == before
+
+
+def test_a_run_killed_before_its_first_save_goes_on_from_the_start(workplace, trained, command):
+    trained("--steps", 3, out="out/whole")
+    trained("--steps", 3)
+    shutil.rmtree(workplace / "out/model/state")
+    _, _, stderr = trained("--steps", 3, "--resume")
+    assert "out/model goes on after step 0" in stderr
+    assert what_counts(workplace / "out/model") == what_counts(workplace / "out/whole")
+
+
+def test_a_run_begun_anew_leaves_nothing_to_go_on_with_of_the_one_before(workplace, trained, command, stopped):
+    trained("--steps", 4, "--seed", 1)
+    stopped(0, signal.SIGTERM)
+    assert command(train.main, *RUN, "--steps", 4, "--seed", 2)[0] == 128 + signal.SIGTERM
+    assert newest_step(workplace / "out/model/state") == 1
+    about = json.loads((workplace / "out/model/run.json").read_text())
+    assert about["arguments"]["seed"] == 2
+    assert about["versions"]["torch"] == torch.__version__
+
+
+def test_flags_given_at_the_resume_hold(workplace, trained, command):
+    trained("--steps", 3)
+    shutil.copytree(workplace / "out/model", workplace / "out/other")
+    weights = []
+    for out, decay in (("out/model", "0.1"), ("out/other", "90")):
+        run = ["--resume", "--out", out, "--steps", 5, "--weight-decay", decay]
+        assert command(train.main, *run)[0] == 0
+        weights.append(what_counts(workplace / out)[1])
+    assert weights[0] != weights[1]
+
+
+def test_what_is_lost_of_an_unfinished_run_is_told_with_a_way_out(workplace, command, stopped):
+    stopped(1, signal.SIGTERM)
+    command(train.main, *RUN, "--steps", 4)
+    lose_metrics(workplace / "out/model")
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model")
+    assert code == 2
+    assert "remove out/model/state and begin anew, without --resume" in stderr
+    shutil.rmtree(workplace / "out/model/state")
+    assert command(train.main, *RUN, "--steps", 4)[0] == 128 + signal.SIGTERM  # at the same step again
+
+
+def test_ctrl_c_while_a_state_is_read_is_no_damage(workplace, trained, command, monkeypatch):
+    trained("--steps", 2)
+
+    def interrupted(*arguments, **keywords):
+        raise dcp.CheckpointException("", {0: (KeyboardInterrupt(), None)})  # what dcp makes of it
+
+    monkeypatch.setattr(dcp, "load", interrupted)
+    code, _, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 4)
+    assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
+    assert newest_step(workplace / "out/model/state") == 2

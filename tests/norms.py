@@ -1,0 +1,49 @@
+"""Norms that tests name with --norm, in processes of their own too: some watch, some fail."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from kernels import reference
+from model.cli import rank
+from model.training.run_folder import newest_step
+
+
+def noisy(x, weight, eps):
+    """Rounds at random, as kernels in low precision do: the run depends on every random number drawn."""
+    return reference.rms_norm(x, weight, eps) * (1 + 1e-3 * torch.rand_like(x))
+
+
+def infinite_gradient(x, weight, eps):
+    y = reference.rms_norm(x, weight, eps)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient / torch.zeros_like(gradient).index_fill(-1, torch.tensor([1]), 1))
+    return y
+
+
+def checked(x, weight, eps):
+    """Fails unless its inputs are bfloat16 and its statistics float32: rounded, they'd change most elements."""
+    y = reference.rms_norm(x, weight, eps)
+    if not torch.is_grad_enabled():  # the sample at the end is float32's
+        return y
+    assert (x.dtype, weight.dtype, y.dtype) == (torch.bfloat16,) * 3
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps)
+    same = (y == exact.to(x.dtype) * weight).float().mean()
+    assert same > 0.99, same
+    rounded = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    assert (y == rounded * weight).float().mean() < 0.9  # what the line above would have found
+    return y
+
+
+def seen(x, weight, eps):
+    with Path(f"{rank()}.seeds").open("a") as file:
+        file.write(f"{torch.initial_seed()}\n")
+    return reference.rms_norm(x, weight, eps)
+
+
+def dying(x, weight, eps):
+    if rank() == 1 and newest_step(Path("out/torchrun/state")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reference.rms_norm(x, weight, eps)

@@ -1,0 +1,246 @@
+"""The benchmark: its arithmetic, what it times, and what it says of a norm that differs, refuses or can't be timed.
+
+Nothing here looks at how long anything took.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+
+import kernels
+from kernels import Backend, InputError
+from scripts import bench_norm, peers
+from tests.helpers import CPU, ROOT
+
+PASSES = ["forward", "backward", "add_forward", "add_backward"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Little to read before each call."""
+    monkeypatch.setattr(bench_norm, "COLD", {"cpu": 2**12})
+
+
+def tensors(rows=3, width=5, dtypes=(torch.float16, torch.float32)):
+    return bench_norm.make_tensors(rows, width, list(dtypes), CPU)
+
+
+@pytest.mark.parametrize(("pass_name", "expected"), list(zip(PASSES, [80, 130, 140, 160], strict=True)))
+def test_the_floor_counts_each_tensor_once(pass_name, expected):
+    x, _, weight, *_ = tensors()  # 30 bytes, and 20
+    assert bench_norm.floor_bytes(pass_name, x, weight) == expected
+
+
+def test_the_share_is_the_copys_median_over_the_norms(monkeypatch):
+    # in the order of the calls: the copy and the norm, then the norm first, then the copy again
+    times = iter([10.0, 40.0, 80.0, 30.0, 20.0, 60.0])
+    monkeypatch.setattr(bench_norm, "time_once", lambda work, mode, other: next(times))
+    norm = kernels.load_backend("reference", CPU)
+    copy, row = bench_norm.measure("backward", "eager", {"mine": norm}, tensors(), torch.ones(1), repeats=3)
+    assert (copy["norm"], copy["median_us"], copy["share"]) == ("copy", 20, 1)
+    assert (row["norm"], row["median_us"], row["quartiles_us"]) == ("mine", 60, [50, 70])
+    assert row["share"] == pytest.approx(1 / 3)
+    assert row["gb_per_s"] == pytest.approx(130 / 60e-6 / 1e9)
+    assert (row["width"], row["rows"], row["floor_bytes"]) == (5, 3, 130)
+
+
+@pytest.fixture
+def counted():
+    """A backend that counts its forwards."""
+    reference = kernels.load_backend("reference", CPU)
+    calls = []
+
+    def rms_norm(*arguments):
+        calls.append(1)
+        return reference.rms_norm(*arguments)
+
+    return Backend("counted", rms_norm, kernels.add_then(rms_norm)), calls
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_what_is_timed_is_that_pass_alone_and_the_whole_of_it(counted, pass_name):
+    backend, calls = counted
+    x, residual, weight, dy, dh = tensors(dtypes=[torch.float64] * 2)
+    work = bench_norm.make_work(backend, pass_name, (x, residual, weight, dy, dh))
+    h = x + residual if pass_name.startswith("add") else x
+    y = h * (h.square().mean(-1, keepdim=True) + bench_norm.EPS).rsqrt() * weight
+    if pass_name.startswith("add"):
+        outputs, inputs, gradients = (y, h), (x, residual, weight), (dy, dh)
+    else:
+        outputs, inputs, gradients = (y,), (x, weight), (dy,)
+    if work.before:
+        torch.testing.assert_close(work.before(), outputs)
+    else:
+        assert not pass_name.endswith("backward")
+    forwards = len(calls)
+    found = work.timed()
+    backward = pass_name.endswith("backward")
+    assert len(calls) - forwards == (0 if backward else 1)
+    torch.testing.assert_close(found, torch.autograd.grad(outputs, inputs, gradients) if backward else outputs)
+
+
+def test_a_gradient_that_is_missing_is_no_backward():
+    backend = Backend("mine", lambda x, weight, eps: x * 1.0, None)
+    row = bench_norm.measure("backward", "eager", {"mine": backend}, tensors(), torch.ones(1), repeats=1)[1]
+    assert "appears to not have been used in the graph" in row["refused"]
+
+
+@pytest.mark.parametrize("pass_name", PASSES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_function_is_told_from_another_rounding(pass_name, dtype):
+    reference = kernels.load_backend("reference", CPU)
+
+    def same(name, norm):
+        wide = tensors(5, 4096, [dtype] * 2)  # over so many columns a mean of 0 would come out as 0
+        return bench_norm.measure(pass_name, "eager", {name: norm}, wide, torch.ones(1), repeats=1)[1]
+
+    def wrong_h(x, residual, weight, eps):
+        return reference.add_rms_norm(x, residual, weight, eps)[0], x
+
+    for backend in (reference, peers.load("torch_fused", CPU)):
+        assert same("right", backend)["same_function"] is True
+    nan = Backend("nan", lambda x, weight, eps: x * weight * float("nan"), None)
+    nan = nan._replace(add_rms_norm=kernels.add_then(nan.rms_norm))
+    for backend in (peers.load("layer_norm", CPU), nan):
+        assert same("wrong", backend)["same_function"] is False
+    if pass_name.startswith("add"):
+        assert same("wrong", reference._replace(add_rms_norm=wrong_h))["same_function"] is False
+
+
+NORMS = """
+from kernels.reference import rms_norm as mine
+
+def broken(x, weight, eps):
+    if x.shape[-1] > 32:
+        raise ValueError("64 is too wide\\nfor this norm")
+    return mine(x, weight, eps)
+"""
+
+
+def test_a_run_fills_every_cell_and_survives_a_norm_that_refuses(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # load_backend adds to it
+    (tmp_path / "norms_to_bench.py").write_text(NORMS)
+    names = ["reference", "layer_norm", "norms_to_bench:mine", "norms_to_bench:broken"]
+    arguments = "--widths 64,32 --rows 8 --repeats 2 --out a/bench --device cpu --dtype bfloat16 --weight-dtype float32"
+    code, out, err = command(bench_norm.main, "--norms", ",".join(names), *arguments.split())
+    assert code == 0, err
+    assert (tmp_path / "a/bench/norm.png").read_bytes().startswith(b"\x89PNG")
+
+    result = json.loads((tmp_path / "a/bench/norm.json").read_text())
+    assert result["arguments"]["rows"] == "[8]"
+    assert torch.__version__ in result["machine"]
+    cells = {(row["pass"], row["mode"], row["width"], row["norm"]): row for row in result["results"]}
+    assert len(cells) == len(result["results"])
+    assert set(cells) == set(product(PASSES, ["eager"], [32, 64], ["copy", *names]))
+    for (pass_name, _, width, norm), row in cells.items():
+        assert row["rows"] == 8
+        if norm == "norms_to_bench:broken" and width == 64:
+            assert row["refused"] == "ValueError: 64 is too wide"
+            assert f"norms_to_bench:broken refused {pass_name}, eager, 8 x 64: ValueError: 64 is too wide" in out
+            assert "share" not in row
+        else:
+            assert row["median_us"] > 0
+            assert row["share"] > 0
+            assert row["quartiles_us"][0] <= row["median_us"] <= row["quartiles_us"][1]
+            assert row.get("same_function", True) is (norm != "layer_norm")
+    assert "* layer_norm is another function" in out
+
+
+def test_the_report_has_a_table_of_shares_and_one_of_ratios():
+    def row(norm, width, median=0.0, **more):
+        timed = {"median_us": median, "quartiles_us": [median, 1.5 * median], "gb_per_s": 2.0, "share": 20 / median}
+        return {"pass": "forward", "mode": "graph", "width": width, "rows": 8, "norm": norm} | timed | more
+
+    refused = {"pass": "forward", "mode": "graph", "width": 64, "rows": 8, "norm": "mine", "refused": "Error: no"}
+    rows = [row("copy", 32, 20.0), row("mine", 32, 40.0), row("triton", 32, 25.0)]
+    rows += [row("copy", 64, 20.0), refused, row("triton", 64, 50.0, same_function=False, distance=0.25)]
+    lines = [" ".join(line.split()) for line in bench_norm.report(rows)]
+    shares = lines.index("forward, graph")
+    assert lines[shares + 1 : shares + 4] == [
+        "D rows copy mine triton*",
+        "32 8 2.0 GB/s 20.0 ±25% 50% 40.0 ±25% 80% 25.0 ±25%",
+        "64 8 2.0 GB/s 20.0 ±25% refused 40% 50.0 ±25%",
+    ]
+    ratios = lines.index("forward, graph: time over that of triton")
+    assert lines[ratios + 1 : ratios + 4] == ["D rows mine triton*", "32 8 1.60 1.00", "64 8 refused 1.00"]
+    assert lines[-2:] == [
+        "* triton is another function: its y is 25% off",
+        "mine refused forward, graph, 8 x 64: Error: no",
+    ]
+
+
+def test_triton_in_its_interpreter_is_named_as_no_measure(tmp_path, monkeypatch, command):
+    pytest.importorskip("triton")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(bench_norm.main, "--norms", "triton", "--device", "cpu")
+    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
+    assert err == f"error: {bench_norm.INTERPRETER}\n"
+    arguments = "--norms triton,torch --device cpu --widths 8 --rows 2 --repeats 1 --out ."
+    code, out, _ = command(bench_norm.main, *arguments.split())
+    assert (code, out.splitlines()[0]) == (0, bench_norm.INTERPRETER)
+    result = json.loads((tmp_path / "norm.json").read_text())
+    assert {row["norm"] for row in result["results"]} == {"copy", "torch"}
+
+
+def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys):
+    def load(name, device):
+        if name == "compile":
+            raise InputError("no compiler")
+        return Backend(name, None, None)
+
+    monkeypatch.setattr(peers, "load", load)
+    monkeypatch.setattr(peers, "installed", lambda: ["layer_norm"])
+    assert list(bench_norm.load_norms(None, CPU)) == ["reference", "torch", "layer_norm"]
+    out = capsys.readouterr().out
+    assert out.splitlines() == ["compile is not timed here: no compiler", bench_norm.INTERPRETER]
+    with pytest.raises(InputError, match="no compiler"):
+        bench_norm.load_norms("compile", CPU)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("--widths=", "'' is no whole number above 0"),
+        ("--widths 64,0", "'0' is no whole number above 0"),
+        ("--widths 64;128", "'64;128' is no whole number above 0"),
+        ("--rows 0", "'0' is no whole number above 0"),
+        ("--megabytes nan", "'nan' is no number above 0"),
+        ("--rows 4 --megabytes 2", "not allowed with argument"),
+        ("--repeats 0", "'0' is no whole number above 0"),
+        ("--dtype float8", "invalid choice: 'float8'"),
+        ("--mode graph", "a CUDA graph needs a GPU and the device is cpu"),
+        ("--mode both", "a CUDA graph needs a GPU and the device is cpu"),
+        ("--norms=", "--norms is ''; expected norms to time"),
+        ("--norms torch,nope", "no norm backend is called 'nope'"),
+        ("--norms torch,liger", "liger"),  # not installed, or refused on a CPU
+        ("--norms torch --out taken", "--out taken can't be written"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(tmp_path, monkeypatch, command, arguments, found):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setattr(bench_norm, "measure", None)
+    code, out, err = command(bench_norm.main, "--device", "cpu", *arguments.split(" "))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert found in err
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_help_comes_without_importing_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is imported')")
+    result = subprocess.run(
+        [sys.executable, ROOT / "scripts/bench_norm.py", "--help"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "torch_fused, layer_norm, liger, quack, reference, torch, compile, triton" in " ".join(result.stdout.split())

@@ -1,0 +1,169 @@
+"""The report on a GPU: what it runs, how it bears with a part that fails, and what it writes."""
+
+import json
+import re
+import sys
+import time
+
+import pytest
+
+import train
+from scripts import bench_norm, gpu_report, loss_parity
+from tests.helpers import CPU
+
+PYTHON = sys.executable
+
+
+def part(name, code, limit_s=20):
+    return gpu_report.Part(name, name.title(), (PYTHON, "-c", code), limit_s)
+
+
+@pytest.fixture
+def arguments(monkeypatch, tmp_path):
+    def parse(*extra):
+        monkeypatch.setattr(sys, "argv", ["gpu_report.py", "--device", "cpu", "--out", str(tmp_path / "out"), *extra])
+        return gpu_report.parse_args()
+
+    return parse
+
+
+def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, arguments):
+    together, alone = gpu_report.plan(arguments("--widths", "64,128"), ["torch", "triton"], tmp_path)
+    assert [part.name for part in together] == ["contract", "parity-float32", "parity-bfloat16"]
+    assert [part.name for part in alone] == ["bench", "train-torch", "train-triton"]
+    parsed = {}
+    for part, parse_args in [
+        *((part, loss_parity.parse_args) for part in together[1:]),
+        (alone[0], bench_norm.parse_args),
+        *((part, train.parse_args) for part in alone[1:]),
+    ]:
+        monkeypatch.setattr(sys, "argv", list(part.command[1:]))
+        parsed[part.name] = parse_args()
+    assert parsed["parity-float32"].norm_dtype is None
+    assert parsed["parity-bfloat16"].norm_dtype == parsed["parity-bfloat16"].dtype == "bfloat16"
+    assert parsed["parity-float32"].dtype == "float32"
+    assert parsed["bench"].widths == [64, 128]
+    assert all(each.device == "cpu" for each in parsed.values())
+    assert parsed["train-torch"].steps == 300
+    assert parsed["parity-float32"].steps == 100
+    assert parsed["train-triton"].norm == "triton"
+    assert {"--device", "cpu"} <= set(together[0].command)
+    assert sum(file.endswith(".py") for file in together[0].command) == 2
+
+
+def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path):
+    seen = []
+    parts = [
+        part("fine", "print('text'); import sys; print('noise', file=sys.stderr)"),
+        part("failing", "raise SystemExit(3)"),
+        part("hanging", "import time; time.sleep(60)", limit_s=1),
+    ]
+    deadline = time.perf_counter() + 60
+    results = gpu_report.run_parts(parts, tmp_path, deadline, lambda part, ended: seen.append((part.name, ended)))
+    assert {name: result["result"] for name, result in results.items()} == dict(seen)
+    assert dict(seen) == {"fine": "passed", "failing": "failed", "hanging": "over 1 s"}
+    assert (tmp_path / "fine.txt").read_text() == "text\n"
+    assert (tmp_path / "fine.err").read_text() == "noise\n"
+
+
+def test_what_a_part_has_started_ends_with_it(tmp_path):
+    """A training run left on the GPU would slow down what is timed next."""
+    alive = tmp_path / "alive"
+    grandchild = f"import pathlib, time\nwhile True:\n    pathlib.Path({str(alive)!r}).touch()\n    time.sleep(0.05)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    gpu_report.run_parts([part("parent", code, limit_s=3)], tmp_path, time.perf_counter() + 60, lambda *_: None)
+    alive.unlink()  # it was there
+    time.sleep(0.3)
+    assert not alive.exists()
+
+
+def test_the_deadline_ends_every_part(tmp_path):
+    sleeper = part("sleeper", "import time; time.sleep(60)", limit_s=50)
+    results = gpu_report.run_parts([sleeper], tmp_path, time.perf_counter() + 1, lambda *_: None)
+    assert results["sleeper"]["result"] == "over 1 s"
+
+
+def test_without_norms_to_compare_it_says_so(command, tmp_path):
+    code, _, stderr = command(gpu_report.main, "--device", "cpu", "--norms", "reference", "--out", tmp_path / "out")
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "expected norms to compare with the reference" in stderr
+
+
+MAKE_BENCH = """
+import pathlib, sys
+out = pathlib.Path(sys.argv[-1])
+out.mkdir()
+(out / "norm.json").write_text('{"machine": "this"}')
+(out / "norm.png").write_bytes(b"picture")
+print("bench table")
+"""
+TRAIN = "".join(
+    json.dumps({"step": step, "loss": 5 - step, "tokens_per_s": speed, "val_loss": 4.5}) + "\n"
+    for step, speed in enumerate([1, 2, 1000, 3000])
+)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """Each part replaced by a short one that leaves the same files; one of two real tests fails."""
+
+    def plan(args, norms, out):
+        work = out / "work"
+        test = out / "test_two.py"
+        test.write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
+        pytest_command = (PYTHON, "-m", "pytest", "-q", str(test), "--junitxml", str(work / "contract.xml"))
+        metrics = f"import pathlib; p = pathlib.Path({str(work)!r}) / 'train-torch'; p.mkdir(); "
+        return [
+            gpu_report.Part("contract", "Contract tests", pytest_command, 60),
+            part("parity-float32", "print('parity table')"),
+            part("parity-bfloat16", "import sys; print('bar\\rno such GPU', file=sys.stderr); sys.exit(2)"),
+        ], [
+            gpu_report.Part("bench", "Benchmark", (PYTHON, "-c", MAKE_BENCH, str(work / "bench")), 20),
+            part("train-torch", metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})"),
+        ]
+
+    monkeypatch.setattr(gpu_report, "plan", plan)
+    monkeypatch.setattr("scripts.prepare_data.prepare", lambda *_: None)
+
+
+def test_the_report_says_what_passed_and_what_did_not(command, tmp_path, stand_ins):
+    out = tmp_path / "out"
+    code, stdout, stderr = command(gpu_report.main, "--device", "cpu", "--norms", "torch", "--out", out)
+    assert code == 1
+    assert stdout == "failed: Contract tests; Parity-Bfloat16\n"
+    assert "Benchmark: passed" in stderr
+
+    parts = json.loads((out / "report.json").read_text())["parts"]
+    assert parts["contract"]["passed"] == 1
+    assert parts["contract"]["failed"] == ["test_bad"]
+    assert parts["bench"]["figures"] == {"machine": "this"}
+    assert parts["train-torch"]["tokens_per_s"] == 2000  # the second half's median
+    assert (out / "bench.png").read_bytes() == b"picture"
+
+    text = (out / "report.md").read_text()
+    assert "1 passed, 1 failed." in text
+    assert "- test_bad" in text
+    assert "| torch | 2,000 | 2.0000 | 4.5000 |" in text
+    assert "bench table" in text
+    assert "![Benchmark](bench.png)" in text
+    assert "no such GPU" in text
+    assert "bar" not in text.replace("no such GPU", "")  # what a progress bar has overwritten
+    assert not (out / "work").exists()
+    for picture in re.findall(r"\]\((.*?)\)", text):
+        assert (out / picture).exists()
+
+
+def test_figures_of_an_earlier_run_are_not_reported(command, tmp_path, stand_ins):
+    stale = tmp_path / "out/work/parity-float32"
+    stale.mkdir(parents=True)
+    (stale / "parity.json").write_text("{}")
+    command(gpu_report.main, "--device", "cpu", "--norms", "torch", "--out", tmp_path / "out")
+    assert "figures" not in json.loads((tmp_path / "out/report.json").read_text())["parts"]["parity-float32"]
+
+
+def test_without_a_gpu_it_says_so(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_report, "choose_device", lambda name: CPU)
+    code, _, stderr = command(gpu_report.main, "--out", tmp_path / "out")
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "there is no GPU here" in stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,239 @@
+"""model/plan.py: what is planned on fake tensors is what real ones take; operations, GPUs and the printed plan."""
+
+import gc
+import json
+import resource
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+import kernels
+from model.config import LlamaConfig
+from model.llama import Llama, checkpoint_layers, summed_loss
+from model.training.flops import forward_flops, peak_flops
+from scripts.plan import fake_forward, plan, saved_bytes
+from tests.helpers import CPU, ROOT
+
+CONFIGS = ROOT / "configs"
+RUN = {
+    "dtype": torch.bfloat16, "batch_size": 10, "block_size": 32, "grad_accum": 2, "steps": 1000, "n_processes": 4,
+    "fsdp": False, "checkpoint_activations": False,
+}  # fmt: skip
+
+
+def real_loss(model, dtype):
+    batch = torch.zeros(3, 33, dtype=torch.long)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        return summed_loss(model, batch)
+
+
+def rows_of(text):
+    """Label -> (value, note)."""
+    return {line[:22].strip(): (line[22:40].strip(), line[42:]) for line in text.splitlines()}
+
+
+class Storages(TorchDispatchMode):
+    """The storages that operations return, held by nobody here."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def alive(self):
+        gc.collect()  # Triton's interpreter leaves cycles
+        return {address: size for address, (storage, size) in self.made.items() if not storage.expired()}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("tiny", 2_491_648),
+        ("stories15m", 15_191_712),
+        ("stories110m", 109_529_856),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama2-7b", 6_738_415_616),
+    ],
+)
+def test_the_configs_have_the_parameters_of_the_models_they_name(name, count):
+    path, their_class = CONFIGS / f"{name}.json", transformers.LlamaForCausalLM  # which is imported here, on the CPU
+    with torch.device("meta"):
+        ours = Llama(LlamaConfig.load(path), kernels.load_backend("torch", CPU))
+        theirs = their_class(transformers.LlamaConfig(**json.loads(path.read_text())))
+    assert [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)] == [count, count]
+
+
+def measure(model, dtype):
+    """What autograd keeps of a real forward, and the storages that are left after it."""
+    losses = []
+    with Storages() as storages:
+        saved = saved_bytes(lambda: losses.append(real_loss(model, dtype)), model.parameters())
+    alive = storages.alive()
+    for parameter in model.parameters():
+        alive.pop(parameter.untyped_storage()._cdata, None)
+    return saved, sum(alive.values()) - losses[0].nbytes
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["torch", "reference", "triton"])
+def test_what_is_planned_is_what_a_real_model_keeps_and_what_is_left_after_its_forward(
+    config, norm, dtype, checkpointed
+):
+    config, backend = replace(config, num_hidden_layers=2), kernels.load_backend(norm, CPU)
+    model = Llama(config, backend)
+    if checkpointed:
+        checkpoint_layers(model)
+    saved, left = measure(model, dtype)
+    span = 32 * (2 * 6 * 4 + 8)  # cos and sin in float32, and the slots
+    assert left == saved + (span if checkpointed else 0)
+    assert fake_forward(config, backend, dtype, 3, 32, checkpointed, False)[1] == saved
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tie_word_embeddings": True, "attention_bias": True}, {"model_type": "mistral", "sliding_window": 7}],
+)
+def test_the_plan_of_other_shapes_is_what_a_real_model_keeps(config, change):
+    config, backend = replace(config, num_hidden_layers=1, **change), kernels.load_backend("torch", CPU)
+    saved, left = measure(Llama(config, backend), torch.bfloat16)
+    assert fake_forward(config, backend, torch.bfloat16, 3, 32, False, False)[1] == saved == left
+
+
+def test_the_plan_of_fsdp_is_what_a_model_in_its_dtype_keeps(config):
+    backend = kernels.load_backend("torch", CPU)
+    saved, left = measure(Llama(config, backend).to(torch.bfloat16), torch.float32)
+    assert fake_forward(config, backend, torch.bfloat16, 3, 32, False, True)[1] == saved == left
+
+
+def test_saved_storages_are_counted_once_and_parameters_not_at_all():
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
+    # the product keeps x and the weight, the sigmoid its result (2, 4), and the cosine a view of x
+    assert saved_bytes(lambda: F.linear(x, weight).sigmoid().sum() + x[1].cos().sum(), [weight]) == 4 * (2 * 3 + 2 * 4)
+
+
+@pytest.mark.parametrize("norm", ["torch", "triton"])
+def test_checkpointed_layers_give_the_same_gradients(config, make_model, norm):
+    gradients = []
+    for checkpointed in (False, True):
+        model = make_model(config, norm)
+        if checkpointed:
+            checkpoint_layers(model)
+        real_loss(model, torch.bfloat16).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_operations_are_those_that_a_counter_counts(config):
+    model = Llama(replace(config, head_dim=16), kernels.load_backend("reference", CPU))
+    batch = torch.zeros(3, 33, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = summed_loss(model, batch)
+        forward = counter.get_total_flops()
+        loss.backward()
+    masked = 2 * 3 * 3 * 2 * (4 * 16) * (32 * 32 - 32 * 33 // 2)  # which unfused attention computes
+    assert forward_flops(model, 32, 3, 32) + masked == forward
+    assert counter.get_total_flops() == 3 * forward
+    assert forward_flops(model, 32, 3, 32) - forward_flops(model, 32, 3, 1) == 2 * 3 * 31 * 61 * 48
+
+
+@pytest.mark.parametrize(
+    ("device_name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA RTX A1000", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_peak_is_that_of_the_very_gpu(device_name, peak):
+    assert peak_flops(device_name) == peak
+
+
+def test_the_plan_of_a_model_that_fits_no_memory_here_takes_none():
+    """Llama 2 was trained on 2 T tokens in 184 320 hours of an A100 (https://arxiv.org/abs/2307.09288, table 2)."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    config, run = LlamaConfig.load(CONFIGS / "llama2-7b.json"), RUN | {"batch_size": 1024, "block_size": 4096}
+    run |= {"grad_accum": 128, "steps": 480_000, "n_processes": 8, "fsdp": True}
+    rows = rows_of(plan(config, kernels.load_backend("torch", CPU), **run))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kB, on a Mac in bytes
+    assert grown * (1 if sys.platform == "darwin" else 1024) < 1e9  # the weights would be 27e9
+    assert rows["parameters"] == ("6,738,415,616", "262,144,000 of them in the embedding and the head")
+    assert rows["weights"][0] == rows["gradients"][0] == "3.37 GB"  # 4 * 6738415616 / 8
+    assert rows["Adam's two moments"][0] == "6.74 GB"
+    kept = float(rows["activations"][0].removesuffix(" GB"))
+    assert float(rows["together"][0].removesuffix(" GB")) == pytest.approx(kept + 13.477, abs=0.02)
+    assert rows["tokens of the run"][0] == "2,013,265,920,000"
+    # 6 for each parameter but the embedding's, and 12 * width for each of the (4096 + 1) / 2 positions seen, a layer
+    expected = 6 * (6_738_415_616 - 32_000 * 4096 - 65 * 4096) + 32 * 12 * 4096 * 4097 / 2
+    assert rows["FLOPs of a token"][0] == f"{expected / 1e9:.2f} GFLOP"
+    assert float(rows["A100"][0].removesuffix(" days").replace(",", "")) * 24 * 8 == pytest.approx(184_320, rel=0.1)
+
+
+def test_the_plan_follows_from_the_settings(config):
+    norm = kernels.load_backend("torch", CPU)
+    rows = rows_of(plan(config, norm, **RUN))
+    n_parameters = 2 * 61 * 48 + 3 * (48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48) + 48
+    assert rows["parameters"] == (f"{n_parameters:,}", f"{2 * 61 * 48:,} of them in the embedding and the head")
+    # 10 sequences over 4 processes are at most 3 each, which in 2 parts are at most 2
+    assert (
+        rows["activations"][1] == "kept for the backward of 2 x 32 tokens at once, with bfloat16 copies of the weights"
+    )
+    model, kept = fake_forward(config, norm, torch.bfloat16, 2, 32, False, False)
+    assert rows["activations"][0] == f"{kept / 1e6:.2f} MB"
+    assert rows["tokens of the run"] == ("320,000", "1,000 steps of 10 x 32")
+    seconds = 1000 * 10 * 3 * forward_flops(model, 32, 1, 32) / (0.4 * 4 * 121e12)
+    assert rows["L4"][0] == f"{seconds:.3g} seconds"
+    assert rows["H100, H200"][1] == "989 TFLOP/s"
+    assert rows["FLOPs of a token"][0] == f"{3 * forward_flops(model, 32, 1, 32) / 32 / 1e6:.2f} MFLOP"
+
+    large = replace(config, num_hidden_layers=1, vocab_size=60_000_000)  # gigabytes, to tell the settings apart
+    n_bytes = 4 * (2 * 60_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)
+    whole, shared = (rows_of(plan(large, norm, **RUN | {"fsdp": fsdp})) for fsdp in (False, True))
+    for label, factor in (("weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
+        assert whole[label][0] == f"{factor * n_bytes / 1e9:.2f} GB"
+        assert shared[label][0] == f"{factor * n_bytes / 4e9:.2f} GB"
+    # FSDP keeps no copies of weights, and its residual stream is bfloat16; what is whole meanwhile is on top
+    layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
+    at_once = 2 * (2 * 60_000_000 * 48 + layer) / 1e9
+    assert shared["together"][1].endswith(f"among them whole weights in bfloat16: {at_once:.2f} GB")
+
+    assert rows_of(plan(config, norm, **RUN | {"dtype": torch.float32}))["time"][0] == "unknown"
+
+
+def numpy_norm(x, weight, eps):
+    return torch.from_numpy(x.detach().numpy()) * weight
+
+
+def bare_launch(x, weight, eps):
+    from kernels.triton_rms_norm import launch_forward
+
+    return launch_forward(x, None, weight, eps, False, False)[0]
+
+
+@pytest.mark.parametrize("norm", [numpy_norm, bare_launch])
+def test_a_norm_that_reads_memory_is_refused(config, norm):
+    with pytest.raises(kernels.InputError, match=r"my:norm can't be planned.*plan with --norm torch"):
+        plan(config, kernels.Backend("my:norm", norm, kernels.add_then(norm)), **RUN)
