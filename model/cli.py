@@ -35,7 +35,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 class Parser(argparse.ArgumentParser):
     """argparse with the whole of --help to read, defaults included, and errors that fit one line."""
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str | None) -> None:
         super().__init__(description=description, formatter_class=_Help)
 
     def error(self, message: str) -> NoReturn:
