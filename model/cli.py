@@ -81,7 +81,7 @@ def _number(kind: type, where: str, fits: Callable[[int | float], bool]) -> Call
     return parse
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], object]) -> None:
     """Run a command: bad input and a full disk end in one line and exit code 2, Ctrl-C in 130, without a traceback."""
     try:
         main()

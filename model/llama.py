@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +116,7 @@ class Llama(nn.Module):
         return F.linear(x[:, -logits_to_keep:], head)
 
 
-def summed_loss(model: nn.Module, batch: Tensor) -> Tensor:
+def summed_loss(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """Cross-entropy summed over the T targets of each sequence of a batch (B, T + 1), in float32."""
     logits = model(batch[:, :-1])  # (B, T, vocab_size)
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")

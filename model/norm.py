@@ -31,11 +31,16 @@ class RMSNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}, backend={self.backend.description}"
 
 
+def norm_names(model: nn.Module) -> list[str]:
+    """Names of a model's norms in the order in which they are applied: 0.attention_norm, 0.ffn_norm, ..., norm."""
+    return [name.removeprefix("layers.") for name, module in model.named_modules() if isinstance(module, RMSNorm)]
+
+
 @torch.no_grad()
 def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
-    """What the norms of a model see of tokens (B, T): of the rows' mean squares the mean and the least, (2, n_norms).
+    """Mean and minimum, over rows, of each norm's input mean square for tokens (B, T): (2, n_norms), float32.
 
-    In the order in which the norms are applied. To be compared with eps, which counts where rows are no larger.
+    The norms come in the order in which they are applied. A row whose mean square is not above eps is changed by eps.
     """
     found = []
 
@@ -45,7 +50,7 @@ def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
 
     hooks = [module.register_forward_hook(look) for module in model.modules() if isinstance(module, RMSNorm)]
     try:
-        with torch.compiler.set_stance("force_eager"):  # hooks would have a compiled model compiled anew
+        with torch.compiler.set_stance("force_eager"):  # hooks would make a compiled model compile again
             model(tokens)
     finally:
         for hook in hooks:

@@ -190,8 +190,8 @@ def main() -> None:
 
     from kernels import load_backend
     from model.config import LlamaConfig
-    from scripts.loss_parity import norms_to_compare
     from model.training.prepare import prepare
+    from scripts.loss_parity import norms_to_compare
 
     norms = names_in(args.norms) if args.norms else list(BACKENDS)
     norms_to_compare(",".join(norms))  # raises where the parity runs would, but now

@@ -1,38 +1,73 @@
-"""What a training run takes, computed from shapes: memory, operations and time. Nothing is allocated for it.
+"""Plan a training run from its shapes: memory, operations and time. Nothing is allocated or trained for it.
 
-The model is built and run forward on PyTorch's fake tensors, which have shapes and dtypes and no memory. So what
-autograd keeps for the backward is counted on the very operations that training runs, instead of by a formula.
+    python scripts/plan.py --config configs/llama2-7b.json --block-size 4096 --processes 8 --fsdp
+
+The flags are train.py's. The model runs forward on PyTorch's fake tensors, which have shapes and dtypes and no memory,
+so what autograd keeps for the backward is counted on the very operations that training runs.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from model.cli import Parser, positive, run
+
+TINY = Path(__file__).resolve().parent.parent / "configs/tiny.json"
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--config", help="the model's shape, a config.json (default: configs/tiny.json)")
+    add("--processes", type=positive(int), default=1, help="processes that share the run")
+    add("--fsdp", action="store_true", help="shard weights and optimizer over the processes")
+    add("--checkpoint-activations", action="store_true", help="recompute each layer in the backward")
+    add("--norm", default="torch", help="what computes RMSNorm, since it decides what the backward keeps")
+    add("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="precision of the computation")
+    add("--steps", type=positive(int), default=100, help="optimizer steps")
+    add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
+    add("--block-size", type=positive(int), default=128, help="tokens a sequence")
+    add("--grad-accum", type=positive(int), default=1, help="parts in which a process computes its sequences of a step")
+    add("--vocab-size", type=positive(int), help="rows of the embedding (default: the config's)")
+    args = parser.parse_args()
+    args.config = args.config or str(TINY)
+    return args
+
+
+if __name__ == "__main__":
+    run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
+
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 import torch._functorch.config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernels import Backend, InputError, kernel_errors
+from kernels import Backend, InputError, kernel_errors, load_backend
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.norm import RMSNorm
+from model.training.data import check_shapes
 from model.training.flops import PEAK_FLOPS, training_flops
 
-# Share of the peak that the model's operations get. Llama 3's training had 38 to 43 % (https://arxiv.org/abs/2407.21783).
+# Share of the peak that the model's operations reach. Llama 3's training had 38 to 43 % (https://arxiv.org/abs/2407.21783).
 PLAN_MFU = 0.4
 
 
 def saved_bytes(run: Callable[[], Tensor], parameters: Iterable[Tensor]) -> int:
-    """What autograd keeps for the backward of run(): each storage once, and none of the parameters' own.
+    """Bytes that autograd keeps for the backward of run(): each storage once, and none of the parameters' own.
 
-    That includes the copies that autocast makes of weights, and a checkpointed layer's x and residual. It leaves out
-    what a checkpointed layer is given as no tensor of its own: the Span, one for all layers, whose angles take
-    4 * head_dim bytes a position.
+    They include the copies that autocast makes of weights, and a checkpointed layer's x and residual. They leave out
+    the Span, which all checkpointed layers share and whose angles take 4 * head_dim bytes a position.
     """
     own = {parameter.untyped_storage()._cdata for parameter in parameters}
-    storages = {}  # they are held here until all are counted, so that no address comes twice
+    storages = {}  # held until all are counted, so that no address comes twice
 
     def pack(tensor: Tensor) -> Tensor:
         storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
@@ -61,7 +96,7 @@ def fake_forward(
         except kernel_errors() as error:
             reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
             raise InputError(
-                f"the norm {norm.description} can't be planned, since it fails on tensors without memory "
+                f"the norm {norm.description} cannot be planned, since it fails on tensors without memory "
                 f"({type(error).__name__}: {reason}); plan with --norm torch, reference or triton"
             ) from error
         usual = torch.get_default_dtype()
@@ -79,55 +114,84 @@ def fake_forward(
         return model, saved_bytes(loss, model.parameters())
 
 
-def plan(
-    config: LlamaConfig, norm: Backend, *, dtype: torch.dtype, batch_size: int, block_size: int, grad_accum: int,
-    steps: int, n_processes: int, fsdp: bool, checkpoint_activations: bool,
-) -> str:  # fmt: skip
-    """The lines that say what a run with these settings takes, for train.py to print.
+@dataclass
+class Figures:
+    """Counts of a run: parameters, bytes and floating-point operations."""
 
-    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile. Layers that the
-    backward computes again are work too, about one forward more, but none that MFU counts, and the times are for
-    PLAN_MFU.
-    Raises InputError for a norm that can't be planned.
+    n_parameters: int
+    n_in_tables: int  # of the embedding and, where it is not tied, the head
+    n_in_layers: int
+    tied: bool
+    n_sequences: int  # that a process computes at once
+    weight_bytes: float  # of a process, in float32; gradients take as much, Adam's moments twice as much
+    saved_bytes: int
+    gathered_bytes: float  # whole weights, which FSDP gathers while a layer computes
+    flops_per_token: float
+
+
+def count(config: LlamaConfig, norm: Backend, args: argparse.Namespace) -> Figures:
+    """Count what a run with these arguments takes. Raises InputError for a norm that cannot be planned.
+
+    What is kept for the backward is what PyTorch's operators for a CPU keep, without torch.compile.
     """
-    n_sequences = math.ceil(math.ceil(batch_size / n_processes) / grad_accum)
-    model, saved = fake_forward(config, norm, dtype, n_sequences, block_size, checkpoint_activations, fsdp)
+    dtype = getattr(torch, args.dtype)
+    n_sequences = math.ceil(math.ceil(args.batch_size / args.processes) / args.grad_accum)
+    sizes = n_sequences, args.block_size
+    model, saved = fake_forward(config, norm, dtype, *sizes, args.checkpoint_activations, args.fsdp)
     n_parameters = sum(p.numel() for p in model.parameters())
     n_in_layers = sum(p.numel() for p in model.layers.parameters())
-    n_in_tables = n_parameters - n_in_layers - config.hidden_size  # which the last norm has
-    tables = "the embedding" if model.lm_head is None else "the embedding and the head"
-    weights = 4 * n_parameters / (n_processes if fsdp else 1)
-
-    kept, temporaries = (
-        f"kept for the backward of {n_sequences} x {block_size:,} tokens at once",
-        "temporaries come on top",
+    n_in_tables = n_parameters - n_in_layers - config.hidden_size  # the last norm's
+    return Figures(
+        n_parameters=n_parameters,
+        n_in_tables=n_in_tables,
+        n_in_layers=n_in_layers,
+        tied=model.lm_head is None,
+        n_sequences=n_sequences,
+        weight_bytes=4 * n_parameters / (args.processes if args.fsdp else 1),
+        saved_bytes=saved,
+        gathered_bytes=dtype.itemsize * (n_in_tables + n_in_layers / config.num_hidden_layers),
+        flops_per_token=training_flops(model, args.block_size),
     )
-    if fsdp:  # of the whole weights a layer at a time is here, and what stands outside the layers from the first use on
-        whole = dtype.itemsize * (n_in_tables + n_in_layers / config.num_hidden_layers)
-        temporaries += f", among them whole weights in {str(dtype).removeprefix('torch.')}: {amount(whole, 'B')}"
-    elif dtype == torch.bfloat16 and checkpoint_activations:  # autocast holds them until the forward ends
-        temporaries += f", among them bfloat16 copies of the layers' weights: {amount(2 * n_in_layers, 'B')}"
-    elif dtype == torch.bfloat16:
+
+
+def table(figures: Figures, args: argparse.Namespace) -> str:
+    """Lines that show the figures, with the time of the run on each GPU that is known, at PLAN_MFU.
+
+    Recomputed layers are work too, about one forward more, but MFU does not count them.
+    """
+    kept = f"kept for the backward of {figures.n_sequences} x {args.block_size:,} tokens at once"
+    temporaries = "temporaries come on top"
+    if args.fsdp:  # a layer's weights at a time, and from their first use on those outside the layers
+        temporaries += f", among them whole weights in {args.dtype}: {amount(figures.gathered_bytes, 'B')}"
+    elif args.dtype == "bfloat16" and args.checkpoint_activations:  # autocast holds them until the forward ends
+        copies = amount(2 * figures.n_in_layers, "B")
+        temporaries += f", among them bfloat16 copies of the layers' weights: {copies}"
+    elif args.dtype == "bfloat16":
         kept += ", with bfloat16 copies of the weights"
 
-    flops = training_flops(model, block_size)
-    n_tokens = steps * batch_size * block_size
+    tables = "the embedding" if figures.tied else "the embedding and the head"
+    share, weights, saved = "a share" if args.fsdp else "all", figures.weight_bytes, figures.saved_bytes
+    n_tokens = args.steps * args.batch_size * args.block_size
     rows = [
-        ("parameters", f"{n_parameters:,}", f"{n_in_tables:,} of them in {tables}"),
-        ("memory of a process", "", f"{n_processes} in all, each with {'a share' if fsdp else 'all'} of the weights"),
+        ("parameters", f"{figures.n_parameters:,}", f"{figures.n_in_tables:,} of them in {tables}"),
+        ("memory of a process", "", f"{args.processes} in all, each with {share} of the weights"),
         ("  weights", amount(weights, "B"), "float32"),
         ("  gradients", amount(weights, "B"), "float32"),
         ("  Adam's two moments", amount(2 * weights, "B"), "float32"),
         ("  activations", amount(saved, "B"), kept),
         ("  together", amount(4 * weights + saved, "B"), temporaries),
-        ("FLOPs of a token", amount(flops, "FLOP"), "forward and backward, counted as three forwards"),
-        ("tokens of the run", f"{n_tokens:,}", f"{steps:,} steps of {batch_size:,} x {block_size:,}"),
+        (
+            "FLOPs of a token",
+            amount(figures.flops_per_token, "FLOP"),
+            "forward, and backward counted as two forwards",
+        ),
+        ("tokens of the run", f"{n_tokens:,}", f"{args.steps:,} steps of {args.batch_size:,} x {args.block_size:,}"),
     ]
-    if dtype == torch.bfloat16:
-        rows.append((f"time at {PLAN_MFU:.0%} MFU", "", f"{n_processes} x"))
+    if args.dtype == "bfloat16":
+        rows.append((f"time at {PLAN_MFU:.0%} MFU", "", f"{args.processes} x"))
         for peak in sorted(set(PEAK_FLOPS.values())):
             names = ", ".join(name for name in PEAK_FLOPS if PEAK_FLOPS[name] == peak)
-            time = duration(flops * n_tokens / (peak * PLAN_MFU * n_processes))
+            time = duration(figures.flops_per_token * n_tokens / (peak * PLAN_MFU * args.processes))
             rows.append((f"  {names}", time, f"{peak / 1e12:,.0f} TFLOP/s"))
     else:
         rows.append(("time", "unknown", "the peaks known here are those of bfloat16"))
@@ -139,8 +203,22 @@ def amount(number: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which it is at least two."""
+    """A time in the largest unit of which it is at least two."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:,.1f} {unit}"
     return f"{seconds:.3g} seconds"
+
+
+def main() -> None:
+    args = parse_args()
+    config = LlamaConfig.load(args.config)
+    if args.vocab_size:
+        config = replace(config, vocab_size=args.vocab_size)
+    check_shapes(args, config, args.processes)
+    norm = load_backend(args.norm, torch.device("cpu"))
+    print(table(count(config, norm, args), args))
+
+
+if __name__ == "__main__":
+    run(main)

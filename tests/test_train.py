@@ -11,11 +11,9 @@ import transformers
 
 import generate
 import kernels
-import model.checkpoint.save
-import model.llama
 import model.training.curves
 import model.training.flops
-import model.training.state
+import model.training.run_log
 import train
 from model.checkpoint.load import load_checkpoint
 from model.config import LlamaConfig
@@ -193,7 +191,7 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
     trained("--steps", 2)
     saved = (workplace / "out/model/model.safetensors").read_bytes()
-    monkeypatch.setattr(model.llama, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
+    monkeypatch.setattr(train, "summed_loss", lambda model, batch: model(batch[:, :-1]).sum() * math.inf)
     defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --out out/model"
     defaults += f" --dtype {train_dtype()}"
     code, _, stderr = command(train.main, *defaults.split())
@@ -227,14 +225,14 @@ def calls(monkeypatch):
 
 @pytest.mark.parametrize(("steps", "expected"), [(5, [2, 4, 5]), (4, [2, 4]), (1, [1])])
 def test_a_run_saves_every_so_many_steps_and_at_its_end(trained, calls, steps, expected):
-    states, checkpoints = calls(model.training.state, "save_state"), calls(model.checkpoint.save, "save_checkpoint")
+    states, checkpoints = calls(train, "save_state"), calls(train, "save_checkpoint")
     trained("--steps", steps, "--save-interval", 2)
     assert [step for _, step, *_ in states] == expected
     assert len(checkpoints) == len(expected)
 
 
 def test_the_curve_is_drawn_anew_at_each_evaluation(trained, calls):
-    drawn = calls(model.training.curves, "plot_losses")
+    drawn = calls(model.training.run_log, "plot_losses")
     files = calls(model.training.curves, "replace_file")
     trained("--steps", 5, "--eval-interval", 2)
     assert [path.name for path, _ in files] == ["loss.png"] * 3
@@ -281,7 +279,7 @@ def test_run_json_says_how_the_run_was_made(trained, workplace):
 
 
 def test_layers_computed_again_for_the_backward_give_the_same_losses_to_the_bit(trained, calls):
-    checkpointed = calls(model.llama, "checkpoint_layers")
+    checkpointed = calls(train, "checkpoint_layers")
     expected, _, _ = trained("--dtype", "float32", out="out/kept")
     assert not checkpointed
     got, _, _ = trained("--dtype", "float32", "--checkpoint-activations", out="out/again")
@@ -301,38 +299,6 @@ def test_the_share_of_the_peak_is_that_of_the_operations(trained, monkeypatch):
     metrics, _, stderr = trained("--steps", 1, "--dtype", "float32")
     assert "mfu" not in metrics[0]
     assert "MFU" not in stderr
-
-
-PLAN = ["--config", "config.json", "--data", "nothing.txt", "--out", "out/plan", "--block-size", 16, "--batch-size", 4]
-
-
-def test_a_plan_trains_nothing_and_writes_nothing(workplace, command, calls):
-    before = sorted(workplace.rglob("*"))
-    begun = calls(train, "train")
-    code, stdout, stderr = command(train.main, *PLAN, "--plan", 2, "--vocab-size", 1000)
-    assert (code, stderr) == (0, "")
-    n_parameters = 2 * 1000 * 32 + 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32) + 32
-    assert stdout.splitlines()[0].split()[:2] == ["parameters", f"{n_parameters:,}"]
-    assert "2 in all, each with all of the weights" in stdout
-    assert "of 2 x 16 tokens at once, with bfloat16 copies" in stdout  # whatever this machine has
-    assert "time at 40% MFU" in stdout
-    assert "time              " in command(train.main, *PLAN, "--plan", "--dtype", "float32")[1]
-    assert not begun
-    assert sorted(workplace.rglob("*")) == before
-
-
-def test_what_can_not_be_planned_is_refused_in_one_line(workplace, command, monkeypatch):
-    monkeypatch.syspath_prepend(workplace)
-    source = "import torch\ndef norm(x, weight, eps):\n    return torch.from_numpy(x.detach().numpy()) * weight\n"
-    (workplace / "norm_in_numpy.py").write_text(source)
-    code, stdout, stderr = command(train.main, *PLAN, "--plan", "--norm", "norm_in_numpy:norm")
-    assert (code, stdout) == (2, "")
-    [line] = stderr.splitlines()
-    assert line.startswith("error: the norm norm_in_numpy:norm can't be planned")
-    assert line.endswith("plan with --norm torch, reference or triton")
-    code, _, stderr = command(train.main, *PLAN, "--plan", 5)
-    assert code == 2
-    assert "too few sequences for --grad-accum 1 parts in each of 5 processes" in stderr
 
 
 REFUSED = {

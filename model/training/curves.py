@@ -15,15 +15,15 @@ from matplotlib.ticker import MaxNLocator
 
 from model.checkpoint.save import replace_file
 
-N_CURVES = 20  # of the steps that --log-norms has logged, those drawn: more can't be told apart
+N_CURVES = 20  # logged steps that are drawn: more cannot be told apart
 
 
 def plot_losses(metrics: list[dict[str, Any]], unigram_loss: float, path: Path) -> None:
-    """Training and validation loss over the steps, and the loss of predicting by frequency alone."""
+    """Draw training and validation loss over the steps, and the loss of predicting each token by its frequency."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     steps = [m["step"] + 1 for m in metrics]
-    marker = "o" if len(steps) == 1 else None  # of one step a line shows nothing
+    marker = "o" if len(steps) == 1 else None  # a line through one step shows nothing
     axes.plot(steps, [m["loss"] for m in metrics], color="0.7", linewidth=1, marker=marker, label="training")
     evaluated = [(m["step"] + 1, m["val_loss"]) for m in metrics if "val_loss" in m]
     axes.plot(*zip(*evaluated, strict=True), "o-", color="C0", label="validation")
@@ -34,10 +34,10 @@ def plot_losses(metrics: list[dict[str, Any]], unigram_loss: float, path: Path) 
     _save(figure, path)
 
 
-def plot_norms(metrics: list[dict[str, Any]], eps: float, path: Path) -> None:
-    """The mean square of each norm's input by depth, from the first logged step to the last, and the least row's.
+def plot_norms(metrics: list[dict[str, Any]], names: list[str], eps: float, path: Path) -> None:
+    """Draw the mean square of each norm's input by depth, and its smallest row's, of the logged steps.
 
-    Draws nothing where no step has been logged, as in a run that goes on and logs its first step later.
+    `names` label the norms, in order. Draws nothing where no step has been logged.
     """
     logged = [m for m in metrics if "norm_mean_square" in m]
     if not logged:
@@ -46,14 +46,13 @@ def plot_norms(metrics: list[dict[str, Any]], eps: float, path: Path) -> None:
     axes = figure.subplots()
     colors = matplotlib.colormaps["viridis_r"]  # dark at the end, which matters most
     scale = Normalize(logged[0]["step"], logged[-1]["step"] + 1)
-    names = norm_names(len(logged[0]["norm_mean_square"]))
     for i in np.linspace(0, len(logged) - 1, min(len(logged), N_CURVES), dtype=int):
         color = colors(scale(logged[i]["step"] + 1))
         axes.plot(logged[i]["norm_mean_square"], color=color, linewidth=1.2)
         axes.plot(logged[i]["norm_least_square"], color=color, linewidth=1, linestyle=":")
     axes.axhline(eps, color="C3", linestyle="--", linewidth=1)
     axes.plot([], color="0.4", label="mean over the rows")
-    axes.plot([], color="0.4", linestyle=":", label="least of the rows")
+    axes.plot([], color="0.4", linestyle=":", label="smallest row")
     axes.plot([], color="C3", linestyle="--", label=f"eps {eps:g}")
     every = max(1, len(names) // 12)  # names that fit beside each other
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=30, ha="right")
@@ -63,14 +62,8 @@ def plot_norms(metrics: list[dict[str, Any]], eps: float, path: Path) -> None:
     _save(figure, path)
 
 
-def norm_names(n_norms: int) -> list[str]:
-    """Of the norms of a model, in the order in which they are applied."""
-    layers = range(n_norms // 2)
-    return [f"{i}.{name}" for i in layers for name in ("attention_norm", "ffn_norm")] + ["norm"]
-
-
 def _whole_steps() -> MaxNLocator:
-    """Where the ticks of an axis of steps stand, also if there is one step."""
+    """Ticks at whole steps, also where there is only one."""
     return MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
 
 

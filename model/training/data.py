@@ -1,7 +1,8 @@
-"""What a training step sees: windows of the tokens, memory-mapped, which follow from the seed and the step alone."""
+"""Batches of a training run: windows of memory-mapped tokens, which follow from the seed and the step alone."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,26 @@ import numpy as np
 import torch
 
 from kernels import InputError
+from model.config import LlamaConfig
+
+
+def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int) -> None:
+    """Raises InputError where --block-size, --batch-size and --grad-accum fit neither the model nor the processes."""
+    if args.block_size > config.max_position_embeddings:
+        raise InputError(
+            f"--block-size is {args.block_size} and {args.config} has max_position_embeddings "
+            f"{config.max_position_embeddings}; use a block of at most that"
+        )
+    if args.grad_accum > args.batch_size // n_processes:
+        shared = f" in each of {n_processes} processes" if n_processes > 1 else ""
+        raise InputError(
+            f"--batch-size {args.batch_size} has too few sequences for --grad-accum {args.grad_accum} parts{shared}; "
+            "expected at least one a part"
+        )
 
 
 def load_tokens(folder: Path, block_size: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Memory-mapped training and held-out tokens, and meta.json. Raises InputError where one has no whole window."""
+    """Memory-mapped training and held-out tokens, and meta.json. Raises InputError where one holds no whole window."""
     meta = json.loads((folder / "meta.json").read_text())
     tokens = np.memmap(folder / "tokens.bin", meta["dtype"], mode="r")
     train, held_out = tokens[: meta["n_train"]], tokens[meta["n_train"] :]
@@ -32,10 +49,10 @@ def windows(tokens: np.ndarray, starts: np.ndarray, block_size: int) -> torch.Te
 
 
 def batch_starts(n_tokens: int, step: int, seed: int, batch_size: int, block_size: int) -> np.ndarray:
-    """Where the step's windows start. They follow from seed and step alone, so a run can begin at any step."""
+    """Starts of a step's windows, (batch_size,): they follow from seed and step alone, so a run can resume anywhere."""
     return np.random.default_rng((seed, step)).integers(n_tokens - block_size, size=batch_size)
 
 
 def step_seed(seed: int, step: int, process: int) -> int:
-    """For what draws random numbers in a step, as a norm of one's own may: they too follow from the step alone."""
+    """Seed of the random numbers that a step may draw, as a user's norm can: it follows from the step alone."""
     return int(np.random.default_rng((seed, step, process)).integers(2**63))

@@ -1,4 +1,4 @@
-"""Training in several processes, as torchrun starts them: the batch divided, and with FSDP2 the weights as well.
+"""Training in several processes, as torchrun starts them: the batch is divided, and with FSDP2 the weights as well.
 
 Every process draws the same weights and the same batch, and computes its part of the batch. In one process all of this
 does nothing.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,12 +26,13 @@ from kernels import InputError
 from model.cli import choose_device, rank, world_size
 from model.llama import Llama
 
-# What PyTorch says when a process can't be reached has one of these; other errors, which are ours, mostly none.
+T = TypeVar("T")
+# PyTorch's errors about a process that cannot be reached hold one of these words; our own errors mostly hold none.
 LOST = re.compile(r"gloo|nccl|connection|socket|rendezvous|\b(tcp|dist)?store\b", re.IGNORECASE)
 
 
 def own_device(name: str) -> torch.device:
-    """The device that `name` asks for: of several GPUs of a machine, the one that is this process's own."""
+    """The device that `name` asks for; with several GPUs in a machine, this process's own."""
     device = choose_device(name)
     if world_size() > 1 and device.type == "cuda":
         device = choose_device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
@@ -58,12 +60,14 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def in_turn() -> Iterator[None]:
-    """`for _ in in_turn(): work()` lets each process do its work when the one before it has finished."""
-    for turn in range(world_size()):
-        if turn == rank():
-            yield
+def in_turn(work: Callable[[], T]) -> T:
+    """Call `work` in one process after the other, and return this one's result."""
+    for _ in range(rank()):
         wait_for_all()
+    result = work()
+    for _ in range(rank(), world_size()):
+        wait_for_all()
+    return result
 
 
 def wait_for_all() -> None:
@@ -72,11 +76,11 @@ def wait_for_all() -> None:
 
 
 def divide(model: Llama, device: torch.device, fsdp: bool, dtype: torch.dtype) -> nn.Module:
-    """What to call in place of `model`, so that its gradients are those of all processes. Moves it to the device.
+    """Move `model` to the device and return the module to call in its place, whose gradients are means over processes.
 
-    With `fsdp` each process holds its part of every weight, in float32, and a layer's whole weights in `dtype` while
-    that layer computes; so the residual stream is in `dtype` too, and gradients are summed in float32. Without it, each
-    holds all of them. Gradients come as the mean over the processes. Raises InputError where FSDP can't run.
+    With `fsdp` each process holds a float32 shard of every weight, and gathers a layer's weights in `dtype` while that
+    layer computes. The residual stream is in `dtype` then, and gradients are reduced in float32. Without it, each
+    process holds all weights. Raises InputError where FSDP cannot run.
     """
     if not fsdp:
         model.to(device)
@@ -87,30 +91,32 @@ def divide(model: Llama, device: torch.device, fsdp: bool, dtype: torch.dtype) -
     if world_size() == 1:
         raise InputError("--fsdp divides the weights among processes; start several: torchrun --nproc-per-node N ...")
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        raise InputError(f"--fsdp on a CPU doesn't run in torch {torch.__version__}; use torch 2.13, or leave it out")
+        raise InputError(f"--fsdp on a CPU does not run in torch {torch.__version__}; use torch 2.13, or leave it out")
     mesh = init_device_mesh(device.type, (world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
 def gradient_sync(module: nn.Module, wanted: bool) -> AbstractContextManager[None]:
-    """Around a forward and its backward: whether its gradients must go to the other processes, or may wait.
+    """Context for one forward and backward: skip the gradient all-reduce unless `wanted`.
 
-    FSDP sends them always, since what waits there waits whole in every process.
+    FSDP always reduces, since gradients that wait are whole ones in every process.
     """
-    waits = isinstance(module, DistributedDataParallel) and not wanted
-    return module.no_sync() if waits else nullcontext()
+    if isinstance(module, DistributedDataParallel) and not wanted:
+        return module.no_sync()
+    return nullcontext()
 
 
 def part_of(sequences: np.ndarray) -> np.ndarray:
-    """Those that are this process's: equal parts, or nearly. May be none of them."""
+    """This process's share of the sequences, as equal as they divide. It may be empty."""
     return np.array_split(sequences, world_size())[rank()]
 
 
 def summed(device: torch.device, *numbers: Tensor | float) -> list[float]:
-    """Each number's sum over the processes. Waits for the device, once."""
+    """Sum of each number over the processes. Waits for the device, once."""
     if world_size() == 1:
         return [float(number) for number in numbers]
     total = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
@@ -119,7 +125,7 @@ def summed(device: torch.device, *numbers: Tensor | float) -> list[float]:
 
 
 def agreed(value: str) -> bool:
-    """Whether all processes have the same value."""
+    """True if all processes hold the same value."""
     if world_size() == 1:
         return True
     values = [value] * world_size()
@@ -127,13 +133,20 @@ def agreed(value: str) -> bool:
     return len(set(values)) == 1
 
 
+def finite(model: Llama, device: torch.device) -> bool:
+    """True if no weight of any process's shard is NaN or infinite."""
+    shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    damaged = torch.stack([~shard.isfinite().all() for shard in shards]).any()
+    return summed(device, damaged)[0] == 0
+
+
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of which this process may hold a part."""
+    """The whole of a tensor of which this process may hold a shard."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_weights(model: Llama) -> dict[str, Tensor]:
-    """model.state_dict(), whose tensors the first process gets whole. To be called in all of them."""
+def whole_weights(model: Llama) -> dict[str, Any]:
+    """model.state_dict() with whole tensors in the first process. Call it in all processes."""
     if not isinstance(model, FSDPModule):
         return model.state_dict()
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))

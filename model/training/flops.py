@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from model.cli import world_size
 from model.llama import Llama
 
 # Dense products in bfloat16, accumulated in float32, operations a second: NVIDIA's data sheets, of which those since
@@ -20,8 +23,14 @@ PEAK_FLOPS = {
 }
 
 
+def peak_tokens_per_s(device_name: str, dtype: torch.dtype, flops: float) -> float | None:
+    """Tokens a second that all processes would train at the GPUs' peak in bfloat16, with `flops` a token; else None."""
+    peak = peak_flops(device_name)
+    return peak * world_size() / flops if peak and dtype == torch.bfloat16 else None
+
+
 def peak_flops(device_name: str) -> float | None:
-    """Of a GPU as torch.cuda.get_device_name calls it; None for those that PEAK_FLOPS doesn't know."""
+    """Peak of a GPU as torch.cuda.get_device_name calls it; None for those that PEAK_FLOPS does not list."""
     words = f" {device_name.replace('-', ' ')} "
     if " MIG " in words or " Laptop " in words:  # a slice of the GPU, or a smaller one
         return None
@@ -30,7 +39,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) -> int:
-    """Multiplications and additions of the matrix products, with the causal half of attention's."""
+    """Multiplications and additions of a forward's matrix products, with the causal half of attention's."""
     config = model.config
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("layers."))
     head = config.vocab_size * config.hidden_size * n_logits
@@ -40,5 +49,5 @@ def forward_flops(model: Llama, n_tokens: int, n_sequences: int, n_logits: int) 
 
 
 def training_flops(model: Llama, block_size: int) -> float:
-    """Of a token in training: forward, and a backward that counts as two forwards."""
+    """Operations of training on one token: a forward, and a backward that counts as two forwards."""
     return 3 * forward_flops(model, block_size, 1, block_size) / block_size

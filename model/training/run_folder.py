@@ -1,50 +1,43 @@
-"""The folder of a training run: arguments and metrics beside the checkpoint, and what a further run may do there."""
+"""The folder of a training run: what an earlier run left there, and whether another may begin or resume."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import platform
 import re
-import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels import InputError
-from model.cli import say, world_size
+from model.cli import say
 from model.json_file import read_object
 
 if TYPE_CHECKING:
-    import argparse
-
     from model.config import LlamaConfig
     from model.tokenizer.base import Tokenizer
 
 RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state"
-PACKAGES = ("triton", "numpy", "sentencepiece", "safetensors")  # whose versions run.json names, beside torch's
 STEP = re.compile(r"step-(\d+)")
 
 
 def saved_arguments(folder: Path) -> dict[str, Any]:
-    """Those that the run in the folder was last started with. Raises InputError where there is no run."""
+    """Arguments that the run in the folder was last started with. Raises InputError where there is no run."""
     if not (folder / RUN).exists():
-        raise InputError(f"--resume: {folder} holds no run to go on with; leave --resume out to begin one")
+        raise InputError(f"--resume: {folder} holds no run to continue; leave --resume out to begin one")
     return _object(folder, "arguments")
 
 
 def newest_step(state: Path) -> int:
-    """Steps that the newest whole state has behind it; 0 if there is none."""
+    """Step of the newest whole state; 0 if there is none."""
     return max((int(found[1]) for path in state.glob("step-*") if (found := STEP.fullmatch(path.name))), default=0)
 
 
 def step_folder(state: Path, step: int) -> Path:
-    """Where the state after `step` steps lies once it is whole."""
+    """Folder of the state after `step` steps, once it is whole."""
     return state / f"step-{step:08}"
 
 
 def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: dict[str, Any], resume: bool) -> None:
-    """Raises InputError where this run would destroy another one or another model, or go on with other data."""
+    """Raises InputError where this run would destroy another one or another model, or resume with other data."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
     if resume and _object(folder, "data").get("sha256") != data["sha256"]:
@@ -65,7 +58,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     done = newest_step(folder / STATE)
     if done and not _finished(folder, done):
         raise InputError(
-            f"--out {folder} holds a run that stopped after step {done}; go on with --resume, name another folder, or "
+            f"--out {folder} holds a run that stopped after step {done}; use --resume, name another folder, or "
             f"remove {folder / STATE} to begin anew"
         )
     if weights:
@@ -73,7 +66,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
 
 
 def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
-    """The lines of the steps that the state has behind it; a run that was killed may have left more, and half a line.
+    """Metrics of the first `done` steps; a killed run may have left more lines, and half a line.
 
     Raises InputError where there are too few.
     """
@@ -87,41 +80,8 @@ def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
     return metrics
 
 
-def begin_run(folder: Path, args: argparse.Namespace, metrics: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Write run.json, which says what it takes to repeat the run, and the metrics of the steps that lie behind it.
-
-    Where none do, the folder is cleared of what an earlier run left to resume from. Raises InputError.
-    """
-    import torch
-
-    from model.checkpoint.save import replace_file
-
-    packages = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):  # triton isn't everywhere
-            packages[name] = version(name)
-    run = {
-        "arguments": {name: value for name, value in vars(args).items() if name not in ("out", "resume", "plan")},
-        "begins_after_step": len(metrics),
-        **about,
-        "processes": world_size(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, **packages},
-        "machine": platform.platform(),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not metrics:
-            shutil.rmtree(folder / STATE, ignore_errors=True)
-            for picture in ("loss.png", "norms.png"):
-                (folder / picture).unlink(missing_ok=True)
-        replace_file(folder / RUN, (json.dumps(run, indent=2) + "\n").encode())
-        replace_file(folder / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
-    except OSError as error:
-        raise InputError(f"--out {folder} can't be made ({error.strerror}); name a folder that can") from error
-
-
 def _finished(folder: Path, done: int) -> bool:
-    """Whether `done` steps are all that its run was for; not, where run.json is lost or damaged."""
+    """True if the run was for `done` steps at most; False where run.json is lost or damaged."""
     try:
         return _object(folder, "arguments").get("steps") in range(done + 1)
     except InputError:

@@ -1,7 +1,7 @@
-"""What a run needs to go on to the bit: its weights and its optimiser's moments, in a folder named after the step.
+"""State from which a run resumes bit for bit: weights and the optimizer's moments, in a folder named after the step.
 
-All else follows from the seed and the step: the learning rate, the windows of the data, the random numbers. The folders
-are PyTorch's distributed checkpoints, so a run may go on with another number of processes.
+Everything else follows from seed and step: learning rate, windows of the data, random numbers. The folders are
+PyTorch's distributed checkpoints, so a run may resume with another number of processes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from kernels import InputError
@@ -26,20 +28,19 @@ from model.training.run_folder import newest_step, step_folder
 
 
 def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
-    """Write the state after `step` steps, then remove the older ones. To be called in all processes.
+    """Save the state after `step` steps atomically, then remove older ones. Call it in all processes.
 
-    It is written beside its place, flushed to the disk and renamed, so a run that dies meanwhile has the one before.
-    Raises InputError where the disk is full or can't be written to; what was there is then left as it was.
+    Raises InputError where the disk is full or cannot be written to; the state before it then stands.
     """
     final = step_folder(folder, step)
     partial = final.with_name(f"{final.name}.partial")
     try:
         with _quiet():
-            dcp.save(_state(model, optimizer), checkpoint_id=partial)
+            save(_state(model, optimizer), checkpoint_id=partial)
         if rank() == 0:
             partial.rename(final)
             keep_newest(folder)
-    except (OSError, dcp.CheckpointException) as error:
+    except (OSError, CheckpointException) as error:
         if rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
@@ -49,7 +50,7 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
 
 
 def keep_newest(folder: Path) -> None:
-    """Remove what is older than the newest whole state, and what a save that died has left."""
+    """Remove states older than the newest whole one, and what a crashed save has left."""
     newest = step_folder(folder, newest_step(folder))
     for path in folder.glob("step-*"):
         if path != newest:
@@ -57,17 +58,19 @@ def keep_newest(folder: Path) -> None:
 
 
 def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
-    """Read the state after `step` steps into the model and the optimiser, which keeps its rates and decay.
+    """Read the state after `step` steps into the model and the optimizer, which keeps its rates and decay.
 
-    Raises InputError where it is damaged.
+    Removes what a crashed save has left beside it. Raises InputError where the state is damaged.
     """
+    if rank() == 0:
+        keep_newest(folder)
     path = step_folder(folder, step)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     state = _state(model, optimizer)
     try:
         with _quiet():
-            dcp.load(state, checkpoint_id=path)
-    except (OSError, ValueError, EOFError, pickle.UnpicklingError, dcp.CheckpointException) as error:
+            load(state, checkpoint_id=path)
+    except (OSError, ValueError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
         raise InputError(f"{path} can't be read ({_reason(error)}); remove it, and begin without --resume") from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
@@ -80,8 +83,8 @@ def _state(model: Llama, optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """In one line; a CheckpointException has an error of each process that failed, and may hide a Ctrl-C."""
-    if isinstance(error, dcp.CheckpointException):
+    """One line for an error; a CheckpointException holds one of each process that failed, and may hide a Ctrl-C."""
+    if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     if not isinstance(error, Exception):
         raise error
@@ -90,7 +93,7 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's warnings that there is one process, and about its own use of its tensors."""
+    """Context without PyTorch's warnings that there is one process, and about its own use of its tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

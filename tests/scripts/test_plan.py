@@ -1,9 +1,10 @@
-"""model/plan.py: what is planned on fake tensors is what real ones take; operations, GPUs and the printed plan."""
+"""scripts/plan.py: bytes counted on fake tensors are those of real ones; the table and the command."""
 
 import gc
 import json
 import resource
 import sys
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
@@ -13,20 +14,24 @@ import transformers
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
-from model.training.flops import forward_flops, peak_flops
-from scripts.plan import fake_forward, plan, saved_bytes
+from model.training.flops import forward_flops
+from scripts.plan import count, fake_forward, main, saved_bytes, table
 from tests.helpers import CPU, ROOT
 
 CONFIGS = ROOT / "configs"
 RUN = {
-    "dtype": torch.bfloat16, "batch_size": 10, "block_size": 32, "grad_accum": 2, "steps": 1000, "n_processes": 4,
+    "dtype": "bfloat16", "batch_size": 10, "block_size": 32, "grad_accum": 2, "steps": 1000, "processes": 4,
     "fsdp": False, "checkpoint_activations": False,
 }  # fmt: skip
+
+
+def plan(config, norm, **settings):
+    args = Namespace(**RUN | settings)
+    return table(count(config, norm, args), args)
 
 
 def real_loss(model, dtype):
@@ -139,44 +144,11 @@ def test_checkpointed_layers_give_the_same_gradients(config, make_model, norm):
     assert all(map(torch.equal, *gradients))
 
 
-def test_operations_are_those_that_a_counter_counts(config):
-    model = Llama(replace(config, head_dim=16), kernels.load_backend("reference", CPU))
-    batch = torch.zeros(3, 33, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        loss = summed_loss(model, batch)
-        forward = counter.get_total_flops()
-        loss.backward()
-    masked = 2 * 3 * 3 * 2 * (4 * 16) * (32 * 32 - 32 * 33 // 2)  # which unfused attention computes
-    assert forward_flops(model, 32, 3, 32) + masked == forward
-    assert counter.get_total_flops() == 3 * forward
-    assert forward_flops(model, 32, 3, 32) - forward_flops(model, 32, 3, 1) == 2 * 3 * 31 * 61 * 48
-
-
-@pytest.mark.parametrize(
-    ("device_name", "peak"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA GeForce RTX 4090", 165e12),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
-        ("NVIDIA RTX A1000", None),
-        ("Tesla T4", None),
-    ],
-)
-def test_the_peak_is_that_of_the_very_gpu(device_name, peak):
-    assert peak_flops(device_name) == peak
-
-
 def test_the_plan_of_a_model_that_fits_no_memory_here_takes_none():
     """Llama 2 was trained on 2 T tokens in 184 320 hours of an A100 (https://arxiv.org/abs/2307.09288, table 2)."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    config, run = LlamaConfig.load(CONFIGS / "llama2-7b.json"), RUN | {"batch_size": 1024, "block_size": 4096}
-    run |= {"grad_accum": 128, "steps": 480_000, "n_processes": 8, "fsdp": True}
+    config, run = LlamaConfig.load(CONFIGS / "llama2-7b.json"), {"batch_size": 1024, "block_size": 4096}
+    run |= {"grad_accum": 128, "steps": 480_000, "processes": 8, "fsdp": True}
     rows = rows_of(plan(config, kernels.load_backend("torch", CPU), **run))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # in kB, on a Mac in bytes
     assert grown * (1 if sys.platform == "darwin" else 1024) < 1e9  # the weights would be 27e9
@@ -194,7 +166,7 @@ def test_the_plan_of_a_model_that_fits_no_memory_here_takes_none():
 
 def test_the_plan_follows_from_the_settings(config):
     norm = kernels.load_backend("torch", CPU)
-    rows = rows_of(plan(config, norm, **RUN))
+    rows = rows_of(plan(config, norm))
     n_parameters = 2 * 61 * 48 + 3 * (48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48) + 48
     assert rows["parameters"] == (f"{n_parameters:,}", f"{2 * 61 * 48:,} of them in the embedding and the head")
     # 10 sequences over 4 processes are at most 3 each, which in 2 parts are at most 2
@@ -211,7 +183,7 @@ def test_the_plan_follows_from_the_settings(config):
 
     large = replace(config, num_hidden_layers=1, vocab_size=60_000_000)  # gigabytes, to tell the settings apart
     n_bytes = 4 * (2 * 60_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)
-    whole, shared = (rows_of(plan(large, norm, **RUN | {"fsdp": fsdp})) for fsdp in (False, True))
+    whole, shared = (rows_of(plan(large, norm, fsdp=fsdp)) for fsdp in (False, True))
     for label, factor in (("weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
         assert whole[label][0] == f"{factor * n_bytes / 1e9:.2f} GB"
         assert shared[label][0] == f"{factor * n_bytes / 4e9:.2f} GB"
@@ -220,7 +192,7 @@ def test_the_plan_follows_from_the_settings(config):
     at_once = 2 * (2 * 60_000_000 * 48 + layer) / 1e9
     assert shared["together"][1].endswith(f"among them whole weights in bfloat16: {at_once:.2f} GB")
 
-    assert rows_of(plan(config, norm, **RUN | {"dtype": torch.float32}))["time"][0] == "unknown"
+    assert rows_of(plan(config, norm, dtype="float32"))["time"][0] == "unknown"
 
 
 def numpy_norm(x, weight, eps):
@@ -235,5 +207,35 @@ def bare_launch(x, weight, eps):
 
 @pytest.mark.parametrize("norm", [numpy_norm, bare_launch])
 def test_a_norm_that_reads_memory_is_refused(config, norm):
-    with pytest.raises(kernels.InputError, match=r"my:norm can't be planned.*plan with --norm torch"):
-        plan(config, kernels.Backend("my:norm", norm, kernels.add_then(norm)), **RUN)
+    with pytest.raises(kernels.InputError, match=r"my:norm cannot be planned.*plan with --norm torch"):
+        plan(config, kernels.Backend("my:norm", norm, kernels.add_then(norm)))
+
+
+PLAN = ["--config", "config.json", "--block-size", 16, "--batch-size", 4]
+
+
+def test_a_plan_writes_nothing(workplace, command):
+    before = sorted(workplace.rglob("*"))
+    code, stdout, stderr = command(main, *PLAN, "--processes", 2, "--vocab-size", 1000)
+    assert (code, stderr) == (0, "")
+    n_parameters = 2 * 1000 * 32 + 2 * (32 * (32 + 16 + 16 + 32) + 3 * 32 * 48 + 2 * 32) + 32
+    assert stdout.splitlines()[0].split()[:2] == ["parameters", f"{n_parameters:,}"]
+    assert "2 in all, each with all of the weights" in stdout
+    assert "of 2 x 16 tokens at once, with bfloat16 copies" in stdout
+    assert "time at 40% MFU" in stdout
+    assert "time              " in command(main, *PLAN, "--dtype", "float32")[1]
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_what_can_not_be_planned_is_refused_in_one_line(workplace, command, monkeypatch):
+    monkeypatch.syspath_prepend(workplace)
+    source = "import torch\ndef norm(x, weight, eps):\n    return torch.from_numpy(x.detach().numpy()) * weight\n"
+    (workplace / "norm_in_numpy.py").write_text(source)
+    code, stdout, stderr = command(main, *PLAN, "--norm", "norm_in_numpy:norm")
+    assert (code, stdout) == (2, "")
+    [line] = stderr.splitlines()
+    assert line.startswith("error: the norm norm_in_numpy:norm cannot be planned")
+    assert line.endswith("plan with --norm torch, reference or triton")
+    code, _, stderr = command(main, *PLAN, "--processes", 5)
+    assert code == 2
+    assert "too few sequences for --grad-accum 1 parts in each of 5 processes" in stderr

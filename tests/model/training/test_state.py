@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
-import model.llama
-import model.training.data
 import train
 from model.training.run_folder import newest_step
 from tests.helpers import losses, metrics_of, needs_compiler, needs_triton, train_dtype
@@ -68,19 +66,19 @@ def test_a_run_that_is_stopped_and_goes_on_is_the_same_to_the_bit(
     stopped(step, signal.SIGTERM)
     code, stdout, stderr = command(train.main, *RUN, *run)
     assert (code, stdout) == (128 + signal.SIGTERM, "")
-    assert f"SIGTERM: saved after step {step + 1}; --resume --out out/model goes on" in stderr
+    assert f"SIGTERM: saved after step {step + 1}; continue with --resume --out out/model" in stderr
     assert len((workplace / "out/model/metrics.jsonl").read_text().splitlines()) == step + 1
 
     code, _, stderr = command(train.main, "--resume", "--out", "out/model")  # all else is known from the run
     assert code == 0, stderr
-    assert f"out/model goes on after step {step + 1}" in stderr
+    assert f"out/model resumes after step {step + 1}" in stderr
     assert what_counts(workplace / "out/model") == whole
     assert len(whole[0]) == (4 if norm == "triton" else 8)
 
 
 def test_the_noisy_depends_on_the_random_state(trained, monkeypatch):
     noisy = losses(trained("--norm", "tests.norms:noisy", out="out/0")[0])
-    monkeypatch.setattr(model.training.data, "step_seed", lambda seed, step, process: 5)
+    monkeypatch.setattr(train, "step_seed", lambda seed, step, process: 5)
     assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
 
 
@@ -89,7 +87,7 @@ def test_more_steps_go_on_with_the_rate_of_the_longer_run(trained, workplace):
     trained("--steps", 6, *constant, out="out/whole")
     trained("--steps", 3, *constant)
     _, _, stderr = trained("--resume", "--steps", 6)
-    assert "going on with steps 6 in place of the run's 3" in stderr
+    assert "resuming with steps 6; the run had 3" in stderr
     whole, extended = what_counts(workplace / "out/whole"), what_counts(workplace / "out/model")
     assert extended[1] == whole[1]
     assert losses(extended[0]) == losses(whole[0])
@@ -103,14 +101,14 @@ def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, co
     assert "SIGINT: saved after step 3" in stderr
     code, _, stderr = command(train.main, *RUN, "--steps", 9)
     assert code == 2
-    assert "holds a run that stopped after step 3; go on with --resume, name another folder, or remove" in stderr
+    assert "holds a run that stopped after step 3; use --resume, name another folder, or remove" in stderr
 
     def twice(model, batch):
         signal.raise_signal(signal.SIGINT)
         time.sleep(1.1)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(model.llama, "summed_loss", twice)
+    monkeypatch.setattr(train, "summed_loss", twice)
     code, _, stderr = command(train.main, "--resume", *RUN)
     assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
 
@@ -238,7 +236,9 @@ def test_weights_that_a_step_has_ruined_are_not_saved(workplace, trained, comman
     monkeypatch.setattr(train, "learning_rate", lambda step, args: math.inf)  # loss and gradient of the step are finite
     code, _, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 4, "--save-interval", 1)
     assert code == 2
-    assert stderr.splitlines()[-1].startswith("error: step 3 has left weights whose validation loss is nan; stopped ")
+    assert stderr.splitlines()[-1].startswith(
+        "error: step 3 has left NaN or infinite weights or validation loss; stopped "
+    )
     assert what_counts(workplace / "out/model") == saved
     assert newest_step(workplace / "out/model/state") == 2
 
@@ -287,7 +287,7 @@ def remove_run(folder):
         (lose_metrics, "metrics.jsonl has 0 lines; expected 3"),
         (garble_metrics, "metrics.jsonl is damaged"),
         (change_data, "--data has changed since the run began"),
-        (remove_run, "out/model holds no run to go on with; leave --resume out"),
+        (remove_run, "out/model holds no run to continue; leave --resume out"),
     ],
 )
 def test_what_cannot_go_on_is_refused_in_one_line(damage, message, workplace, trained, command):
@@ -328,7 +328,7 @@ def test_a_run_killed_before_its_first_save_goes_on_from_the_start(workplace, tr
     trained("--steps", 3)
     shutil.rmtree(workplace / "out/model/state")
     _, _, stderr = trained("--steps", 3, "--resume")
-    assert "out/model goes on after step 0" in stderr
+    assert "out/model resumes after step 0" in stderr
     assert what_counts(workplace / "out/model") == what_counts(workplace / "out/whole")
 
 
@@ -368,9 +368,9 @@ def test_ctrl_c_while_a_state_is_read_is_no_damage(workplace, trained, command, 
     trained("--steps", 2)
 
     def interrupted(*arguments, **keywords):
-        raise dcp.CheckpointException("", {0: (KeyboardInterrupt(), None)})  # what dcp makes of it
+        raise CheckpointException("", {0: (KeyboardInterrupt(), None)})  # what dcp makes of it
 
-    monkeypatch.setattr(dcp, "load", interrupted)
+    monkeypatch.setattr("model.training.state.load", interrupted)
     code, _, stderr = command(train.main, "--resume", "--out", "out/model", "--steps", 4)
     assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
     assert newest_step(workplace / "out/model/state") == 2

@@ -1,0 +1,45 @@
+"""model/training/flops.py: operations against a counter of PyTorch's, and the peaks of GPUs by name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import kernels
+from model.llama import Llama, summed_loss
+from model.training.flops import forward_flops, peak_flops
+from tests.helpers import CPU
+
+
+def test_operations_are_those_that_a_counter_counts(config):
+    model = Llama(replace(config, head_dim=16), kernels.load_backend("reference", CPU))
+    batch = torch.zeros(3, 33, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        loss = summed_loss(model, batch)
+        forward = counter.get_total_flops()
+        loss.backward()
+    masked = 2 * 3 * 3 * 2 * (4 * 16) * (32 * 32 - 32 * 33 // 2)  # which unfused attention computes
+    assert forward_flops(model, 32, 3, 32) + masked == forward
+    assert counter.get_total_flops() == 3 * forward
+    assert forward_flops(model, 32, 3, 32) - forward_flops(model, 32, 3, 1) == 2 * 3 * 31 * 61 * 48
+
+
+@pytest.mark.parametrize(
+    ("device_name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA RTX A1000", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_the_peak_is_that_of_the_very_gpu(device_name, peak):
+    assert peak_flops(device_name) == peak

@@ -1,0 +1,68 @@
+"""scripts/compare_runs.py: the same run passes, and any other metric, weight, config or tokenizer fails."""
+
+import json
+import shutil
+
+import pytest
+
+from scripts.compare_runs import main
+
+
+def slower(folder):
+    lines = [json.loads(line) | {"tokens_per_s": 1.0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def other_loss(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"loss": 5.0})
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+
+
+def one_step_less(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(lines[:-1]))
+
+
+def other_bit(folder):
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def other_eps(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": 1e-4}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def other_tokenizer(folder):
+    (folder / "tokenizer.model").write_bytes(b"other")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (slower, None),
+        (other_loss, "step 1: loss is "),
+        (one_step_less, "metrics.jsonl has 5 steps and 4"),
+        (other_bit, "model.safetensors differs"),
+        (other_eps, "config.json differs"),
+        (other_tokenizer, "tokenizer.model differs"),
+    ],
+)
+def test_a_difference_is_exit_code_1(change, message, trained, workplace, command):
+    trained(out="out/before")
+    shutil.copytree(workplace / "out/before", workplace / "out/after")
+    change(workplace / "out/after")
+    code, stdout, _ = command(main, "out/before", "out/after")
+    if message is None:
+        assert (code, stdout) == (0, "the same: 5 steps, weights, config, tokenizer\n")
+    else:
+        assert code == 1
+        assert stdout.startswith(message)
+
+
+def test_a_folder_without_a_run_is_refused_in_one_line(workplace, command):
+    code, stdout, stderr = command(main, "out/before", "out/after")
+    assert (code, stdout) == (2, "")
+    assert stderr == "error: out/before/metrics.jsonl is missing; expected a file there\n"
