@@ -4,13 +4,14 @@ Rounding alone makes two right runs drift apart, so a difference means nothing u
 the same dtype give it one. The controls are three norms that are equally right and round differently. The impostor is
 a norm that is slightly wrong, which has to be told apart, or the run can't see. A norm passes when
 
-    its loss never differs from the reference's by more than 10 times the largest difference that a control
-    shows up to 10 steps later, nor by more than 10 units in the last place of the first loss if that is larger
+    its loss never differs from the reference's by more than 10 times the largest difference that any control shows
+    up to 10 steps later, or 10 units in the last place of the first loss where that is more
 
 The steps ahead are for bfloat16 autocast: the norms see the float32 residual stream, and their last bits count where
 they flip a rounding behind them. That is rare at first, so one right run may show it some steps before another.
 --norm-dtype float16 or bfloat16 shows the norms a stream in half precision, where it is as rare. Triton's interpreter
-can't pass in bfloat16, which it cuts off where hardware rounds it. Each control is judged by the other two.
+may fail with --norm-dtype bfloat16, since it cuts off what hardware rounds. Each control is judged by the other two;
+one that they refuse means that the run is too short or too small for three controls to show what rounding does.
 
 Exit code 0: parity is shown. 1: a backend or a control failed, or the impostor passed.
 """
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-DRIFT = 10  # times the controls' difference
+# Over 16 runs of 20 to 100 steps, 6 in float32 and 10 in bfloat16, a right norm reached 4.2 times what the controls
+# show, and a control 2.8 times what the other two do; without the steps ahead, 206 times. Left out is Triton's
+# interpreter with --norm-dtype bfloat16, which reached 150 times.
+DRIFT = 10
 STEPS_AHEAD = 10
 CONTROLS = ("control_columns", "control_blocks", "control_division")
 
@@ -247,7 +251,7 @@ def main() -> None:
     if not impostor_found:
         print("the impostor passes, so this run is too short or too coarse to tell a wrong norm from a right one")
     if refused:
-        print(f"refused by the other controls: {', '.join(refused)}; so this run can't tell what rounding explains")
+        print(f"refused by the other controls: {', '.join(refused)}; this run is too short or too small to tell")
     print("parity" if result["parity"] else "no parity")
     say(f"wrote {out / 'parity.json'} and {out / 'parity.png'}")
     sys.exit(0 if result["parity"] else 1)
