@@ -178,7 +178,7 @@ def test_a_control_that_the_others_refuse_is_exit_code_1(parity):
     [("auto", True, "bfloat16"), ("auto", False, "float32"), ("float32", True, "float32")],
 )
 def test_the_dtype_that_ran_is_said(parity, monkeypatch, asked, native, dtype):
-    monkeypatch.setattr("model.command._cpu_computes_bfloat16", lambda: native)
+    monkeypatch.setattr("model.cli._cpu_computes_bfloat16", lambda: native)
     _, out, result = parity("--dtype", asked)
     assert result["dtype"] == dtype
     assert out.startswith(f"norm, in {dtype} ")
