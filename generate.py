@@ -1,12 +1,13 @@
-"""Write text with a checkpoint directory, as in: python generate.py --ckpt out/tiny --prompt "import ".
+"""Write text with a checkpoint directory: python generate.py --ckpt out/tiny --prompt "import "
 
-The text goes to stdout as it comes, everything else to stderr. Without --prompt it continues standard input if that is
-a pipe or a file, and begins a text of its own otherwise. With --chat it answers; at a terminal Ctrl-C stops an answer
-and Ctrl-D ends the conversation.
+The text goes to stdout as it comes, everything else to stderr. Without --prompt the command continues standard input if
+that is a pipe or a file, and begins a text of its own otherwise. With --chat it answers; at a terminal Ctrl-C stops an
+answer and Ctrl-D ends the conversation.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import stat
@@ -15,36 +16,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
-from typing import TYPE_CHECKING
 
 from kernels import InputError
-from model.cli import Parser, choose_device, not_negative, positive, run, say
-
-if TYPE_CHECKING:
-    import argparse
-
-    import torch
-
-    from model.llama import Llama
-    from model.tokenizer.base import Tokenizer
+from model.cli import Parser, not_negative, positive, run, say
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--ckpt", default="out/tiny", help="directory with config.json, safetensors and a tokenizer")
-    add("--prompt", action="append", help="text to continue; several of them are one batch; default: standard input")
-    add("--num-samples", type=positive(int), default=1, help="texts for each prompt, drawn with seeds of their own")
+    add("--prompt", action="append", help="text to continue; give several for a batch (default: standard input)")
+    add("--num-samples", type=positive(int), default=1, help="texts for each prompt, each with a seed of its own")
     add("--chat", action="store_true", help="answer in the checkpoint's chat format; without --prompt a conversation")
     add("--system", help="with --chat: the system message")
-    add("--max-new-tokens", type=not_negative(int), default=200, help="stop after so many tokens")
-    add("--temperature", type=not_negative(float), default=0.8, help="0 takes the likeliest token every time")
-    add("--top-k", type=not_negative(int), default=0, help="sample among the k likeliest tokens; 0 is off")
-    add("--top-p", type=positive(float), default=1.0, help="sample among the likeliest that hold this probability")
-    add("--seed", type=not_negative(int), help="repeats a run; drawn and printed if left out")
+    add("--max-new-tokens", type=not_negative(int), default=200, help="stop after this many tokens")
+    add("--temperature", type=not_negative(float), default=0.8, help="0 always takes the likeliest token")
+    add("--top-k", type=not_negative(int), default=0, help="sample among the k likeliest tokens; 0 turns it off")
+    add(
+        "--top-p",
+        type=positive(float),
+        default=1.0,
+        help="sample among the likeliest tokens that together hold this probability",
+    )
+    add("--seed", type=not_negative(int), help="repeats a run (default: drawn and printed)")
     parser.add_backend_arguments(["float32", "bfloat16", "float16"])
     add("--compile", action="store_true", help="compile the step for a token: seconds at first, then faster")
-    add("--norm-eps", type=positive(float), help="use this rms_norm_eps and not the checkpoint's")
+    add("--norm-eps", type=positive(float), help="override the checkpoint's rms_norm_eps")
     args = parser.parse_args()
     if args.top_p > 1:
         raise InputError(f"--top-p is {args.top_p}; expected a probability above 0, up to 1")
@@ -59,12 +56,43 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+if __name__ == "__main__":
+    run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from kernels import load_backend
+from model.checkpoint.load import load_checkpoint, load_end_ids
+from model.cli import choose_device
+from model.generation import generate, sample
+from model.llama import Llama
+from model.tokenizer import load_tokenizer
+from model.tokenizer.base import Tokenizer, TokenStream
+from model.tokenizer.chat import encode_chat
+
+
+def main() -> None:
+    args = parse_args()
+    started = time.perf_counter()
+    if args.seed is None:
+        args.seed = random.randrange(2**32)
+    prompts = read_prompts(args.prompt)
+    model, tokenizer, end_ids = load(args)
+    say(f"loaded in {time.perf_counter() - started:.1f} s")
+    if args.chat:
+        chat(args, prompts, model, tokenizer, end_ids)
+    else:
+        complete(args, prompts or [""], model, tokenizer, end_ids)
+
+
 def read_prompts(given: list[str] | None) -> list[str]:
-    """The prompts of the command line, or standard input if it is a pipe or a file. Raises InputError if not UTF-8."""
+    """Prompts of the command line, or standard input if that is a pipe or a file. Raises InputError if not UTF-8."""
     if given is None:
         try:
             kind = os.fstat(sys.stdin.fileno()).st_mode
-        except (AttributeError, OSError, ValueError):  # there is none, as under some supervisors, or it is closed
+        except (AttributeError, OSError, ValueError):  # standard input is absent, as under some supervisors, or closed
             return []
         if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
             return []
@@ -78,18 +106,12 @@ def read_prompts(given: list[str] | None) -> list[str]:
 
 
 def is_text(given: str) -> bool:
-    """False for bytes that were no UTF-8, which Python hands on as halves of a surrogate pair."""
+    """False for bytes that were not UTF-8, which Python hands on as halves of a surrogate pair."""
     return not any("\ud800" <= character <= "\udfff" for character in given)
 
 
 def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
-    """The model, its tokenizer, and the ids that end a text: those that any file of the checkpoint names."""
-    import torch
-
-    from kernels import load_backend
-    from model.checkpoint.load import load_checkpoint, load_end_ids
-    from model.tokenizer import load_tokenizer
-
+    """Model, tokenizer, and the ids that end a text, from every file of the checkpoint that names some."""
     device = choose_device(args.device)
     norm = load_backend(args.norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
@@ -102,19 +124,109 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
         )
     weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     say(f"norm {norm.description}, eps {model.config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")
-    return model, tokenizer, load_end_ids(args.ckpt, model.config) | ({tokenizer.eos_id} - {None})
+    end_ids = load_end_ids(args.ckpt, model.config)
+    return model, tokenizer, end_ids if tokenizer.eos_id is None else end_ids | {tokenizer.eos_id}
 
 
-def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.device) -> Callable:
-    """What draws the ids of `n_texts` texts, each from a generator of its own: its draws don't depend on the others."""
-    import torch
+def complete(
+    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]
+) -> None:
+    """Continue the prompts: stream a single text, and print those of a batch when all are done."""
+    encoded = []
+    for prompt in prompts:
+        if not prompt and tokenizer.bos_id is None:
+            raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
+        encoded += [tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt)] * args.num_samples
+    for prompt_ids in encoded:
+        check_room(model, "the prompt", prompt_ids, args.max_new_tokens)
+    lengths = set(map(len, encoded))
+    step = compiled_step(args, model, len(encoded), max(lengths) + args.max_new_tokens, len(lengths) > 1)
+    draw = drawing(args, tokenizer.vocab_size, len(encoded), model.embed_tokens.weight.device)
+    started = time.perf_counter()
+    rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
+    if len(encoded) == 1:
+        _, n_new, reason = answer(args, model, tokenizer, encoded[0], rows, echo=True)
+        counts, reasons = [n_new], [reason]
+    else:
+        texts = collect(rows, len(encoded), args.max_new_tokens)
+        for i, (prompt_ids, text) in enumerate(zip(encoded, texts, strict=True), 1):
+            print(f"--- {i} of {len(encoded)} ---", tokenizer.decode(prompt_ids + text), sep="\n")
+        counts = [len(text) for text in texts]
+        reasons = [why_it_ended(args, model, ids, n) for ids, n in zip(encoded, counts, strict=True)]
+    took = time.perf_counter() - started
+    counted = [why if n == len(counts) else f"{why} ({n} of {len(counts)})" for why, n in Counter(reasons).items()]
+    say(f"{sum(counts)} tokens at {sum(counts) / took:.1f} tokens/s; stopped at {', '.join(counted)}")
 
-    from model.generation import sample
 
+def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
+    """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
+    step = compiled_step(args, model, 1, model.config.context_length, padded=False)
+    draw = drawing(args, tokenizer.vocab_size, 1, model.embed_tokens.weight.device)
+    messages = [] if args.system is None else [{"role": "system", "content": args.system}]
+    for text in prompts or typed():
+        messages.append({"role": "user", "content": text})
+        try:
+            prompt_ids = encode_chat(tokenizer, messages)
+            check_room(model, "the conversation", prompt_ids, args.max_new_tokens)
+            rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
+            reply, n_new, reason = answer(args, model, tokenizer, prompt_ids, rows, stoppable=not prompts)
+        except InputError as error:
+            if prompts:
+                raise
+            say(f"{error}; the last message is taken back")
+            messages.pop()
+            continue
+        say(f"{n_new} tokens; stopped at {reason}")
+        messages.append({"role": "assistant", "content": reply})
+
+
+def answer(
+    args: argparse.Namespace, model: Llama, tokenizer: Tokenizer, prompt_ids: list[int],
+    rows: Iterator[list[int | None]], echo: bool = False, stoppable: bool = False,
+) -> tuple[str, int, str]:  # fmt: skip
+    """Print the text of one sequence as it comes, never a part of a character; with `echo` the prompt's text first.
+
+    Returns the new text, the number of its tokens, and why it ended. If `stoppable`, Ctrl-C ends the text alone.
+    """
+    pieces = TokenStream(tokenizer)
+    shown = "".join([pieces.push(id) for id in prompt_ids])
+    print(shown if echo else "", end="", flush=True)
+    text, n_new, reason = "", 0, ""
+    try:
+        for [id] in rows:
+            piece = "" if id is None else pieces.push(id)
+            print(piece, end="", flush=True)
+            text, n_new = text + piece, n_new + 1
+        rest = pieces.finish()
+        print(rest, end="")
+        text += rest
+    except KeyboardInterrupt:
+        if not stoppable:
+            raise
+        reason = "Ctrl-C"
+    print(flush=True)
+    return text, n_new, reason or why_it_ended(args, model, prompt_ids, n_new)
+
+
+def collect(rows: Iterator[list[int | None]], n_texts: int, max_new_tokens: int) -> list[list[int]]:
+    """New ids of each text of a batch, behind a progress bar."""
+    texts: list[list[int]] = [[] for _ in range(n_texts)]
+    for new in tqdm(rows, total=max_new_tokens, unit="token", leave=False, disable=None):
+        for text, id in zip(texts, new, strict=True):
+            if id is not None:
+                text.append(id)
+    return texts
+
+
+def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Function that draws the ids of `n_texts` texts, (n_texts,), from logits (n_texts, vocab_size).
+
+    Each text has a generator of its own, so that its draws do not depend on the others.
+    """
     generators = [torch.Generator(device).manual_seed(args.seed + i) for i in range(n_texts)]
 
-    def draw(logits: torch.Tensor) -> torch.Tensor:
-        logits = logits[:, :n_ids]  # a padded vocabulary has ids that the tokenizer doesn't know
+    def draw(logits: Tensor) -> Tensor:
+        logits = logits[:, :n_ids]  # a padded vocabulary has ids that the tokenizer does not know
         if args.temperature == 0:
             return sample(logits, 0, 0, 1.0, None)
         rows = zip(logits, generators, strict=True)
@@ -123,22 +235,13 @@ def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.de
     return draw
 
 
-def why_it_ended(model: Llama, prompt_ids: list[int], n_new: int, max_new_tokens: int) -> str:
-    if n_new == max_new_tokens:
-        return "--max-new-tokens"
-    context = model.config.context_length
-    return f"the full context ({context} tokens)" if len(prompt_ids) + n_new == context else "the end token"
-
-
-def check_room(model: Llama, what: str, prompt_ids: list[int], max_new_tokens: int) -> None:
-    context = model.config.context_length
-    if len(prompt_ids) + min(1, max_new_tokens) > context:
-        raise InputError(f"{what} has {len(prompt_ids)} tokens and the model's context {context}; make it shorter")
-
-
-def compiled(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callable:
-    """The step for a token, compiled before it is needed: it takes a while, and the text shouldn't stand still."""
-    from model.compiled_step import compile_step, warm_up
+def compiled_step(
+    args: argparse.Namespace, model: Llama, n_texts: int, capacity: int, padded: bool
+) -> Callable[..., Tensor] | None:
+    """With --compile, the step for a token, compiled now so that the text does not stand still later."""
+    if not args.compile or args.max_new_tokens <= 1:
+        return None
+    from model.compiled_step import compile_step, warm_up  # imports Inductor: a second that others need not wait
 
     started = time.perf_counter()
     say("compiling the step for a token, about ten seconds")
@@ -148,118 +251,28 @@ def compiled(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callabl
     return step
 
 
-def stream(tokenizer: Tokenizer, prompt_ids: list[int], new_ids: Iterator[int], echo: bool) -> Iterator[str]:
-    """Text as it comes, never a part of a character; with the prompt's first, if it is to be echoed."""
-    from model.tokenizer.base import TokenStream
-
-    pieces = TokenStream(tokenizer)
-    shown = [pieces.push(id) for id in prompt_ids]
-    if echo:
-        yield "".join(shown)
-    for id in new_ids:
-        yield pieces.push(id)
-    yield pieces.finish()
+def check_room(model: Llama, what: str, prompt_ids: list[int], max_new_tokens: int) -> None:
+    context = model.config.context_length
+    if len(prompt_ids) + min(1, max_new_tokens) > context:
+        raise InputError(f"{what} has {len(prompt_ids)} tokens and the model's context {context}; make it shorter")
 
 
-def main() -> None:
-    args = parse_args()
-    started = time.perf_counter()
-    if args.seed is None:
-        args.seed = random.randrange(2**32)
-    prompts = read_prompts(args.prompt)
-    model, tokenizer, end_ids = load(args)
-    say(f"loaded in {time.perf_counter() - started:.1f} s")
-    (chat if args.chat else complete)(args, prompts, model, tokenizer, end_ids)
-
-
-def complete(
-    args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]
-) -> None:
-    """Continue the prompts: one text is shown as it comes, several one after the other once they are done."""
-    from tqdm import tqdm
-
-    from model.generation import generate
-
-    encoded = []
-    for prompt in prompts or [""]:
-        if not prompt and tokenizer.bos_id is None:
-            raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
-        encoded += [tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt)] * args.num_samples
-    for prompt_ids in encoded:
-        check_room(model, "the prompt", prompt_ids, args.max_new_tokens)
-    step, lengths = None, set(map(len, encoded))
-    if args.compile and args.max_new_tokens > 1:
-        step = compiled(model, len(encoded), max(lengths) + args.max_new_tokens, len(lengths) > 1)
-    started = time.perf_counter()
-    draw = drawing(args, tokenizer.vocab_size, len(encoded), model.embed_tokens.weight.device)
-    rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
-    texts: list[list[int]] = [[] for _ in encoded]
-
-    if len(encoded) == 1:
-        new_ids = (texts[0].append(id) or id for [id] in rows)
-        for piece in stream(tokenizer, encoded[0], new_ids, echo=True):
-            print(piece, end="", flush=True)
-        print()
-    else:
-        for new in tqdm(rows, total=args.max_new_tokens, unit="token", leave=False, disable=None):
-            for text, id in zip(texts, new, strict=True):
-                text += [] if id is None else [id]
-        for i, (prompt_ids, text) in enumerate(zip(encoded, texts, strict=True), 1):
-            print(f"--- {i} of {len(encoded)} ---", "".join(stream(tokenizer, prompt_ids, iter(text), True)), sep="\n")
-    took, n_new = time.perf_counter() - started, sum(map(len, texts))
-    reasons = Counter(
-        why_it_ended(model, prompt_ids, len(text), args.max_new_tokens)
-        for prompt_ids, text in zip(encoded, texts, strict=True)
-    )
-    counted = [reason if n == len(texts) else f"{reason} ({n} of {len(texts)})" for reason, n in reasons.items()]
-    say(f"{n_new} tokens at {n_new / took:.1f} tokens/s; stopped at {', '.join(counted)}")
-
-
-def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
-    """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    from model.generation import generate
-    from model.tokenizer.chat import encode_chat
-
-    step = None
-    if args.compile and args.max_new_tokens > 1:
-        step = compiled(model, 1, model.config.context_length, False)
-    draw = drawing(args, tokenizer.vocab_size, 1, model.embed_tokens.weight.device)
-    messages = [] if args.system is None else [{"role": "system", "content": args.system}]
-    for text in iter(prompts) if prompts else typed():
-        messages.append({"role": "user", "content": text})
-        new_ids, answer = [], ""
-        try:
-            prompt_ids = encode_chat(tokenizer, messages)
-            check_room(model, "the conversation", prompt_ids, args.max_new_tokens)
-            rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
-            for piece in stream(tokenizer, prompt_ids, (new_ids.append(id) or id for [id] in rows), echo=False):
-                print(piece, end="", flush=True)
-                answer += piece
-            reason = why_it_ended(model, prompt_ids, len(new_ids), args.max_new_tokens)
-        except KeyboardInterrupt:
-            if prompts:
-                raise
-            reason = "Ctrl-C"
-        except InputError as error:
-            if prompts:
-                raise
-            say(f"{error}; the last message is taken back")
-            messages.pop()
-            continue
-        print(flush=True)
-        say(f"{len(new_ids)} tokens; stopped at {reason}")
-        messages.append({"role": "assistant", "content": answer})
+def why_it_ended(args: argparse.Namespace, model: Llama, prompt_ids: list[int], n_new: int) -> str:
+    if n_new == args.max_new_tokens:
+        return "--max-new-tokens"
+    context = model.config.context_length
+    return f"the full context ({context} tokens)" if len(prompt_ids) + n_new == context else "the end token"
 
 
 def typed() -> Iterator[str]:
-    """Lines from the terminal, until Ctrl-D; empty ones are passed over, and Ctrl-C clears one that is begun."""
-    with suppress(ImportError):  # not everywhere; with it, lines can be edited and may be long
+    """Yield lines from the terminal until Ctrl-D; skip empty ones, and let Ctrl-C clear one that is begun."""
+    with suppress(ImportError):  # absent on some systems; with it, lines can be edited and may be long
         import readline  # noqa: F401
 
     say("type a message; Ctrl-C stops an answer, Ctrl-D ends the conversation")
     while True:
         try:
-            # The prompt is no part of a text that goes to a file. At a terminal readline itself writes it.
+            # The prompt does not belong in a text that goes to a file. At a terminal readline itself writes it.
             with nullcontext() if sys.stdout.isatty() else redirect_stdout(sys.stderr):
                 line = input("> ")
         except EOFError:
