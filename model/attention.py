@@ -1,9 +1,9 @@
 """Grouped-query attention (Joshua Ainslie et al., 2023, https://arxiv.org/abs/2305.13245) and its cache.
 
-Query heads share key/value heads in groups: with 4 query and 2 key/value heads, queries 0 and 1 read 0, and
-2 and 3 read 1. The cache then holds num_key_value_heads instead of num_attention_heads rows a position.
-With a sliding window (Albert Q. Jiang et al., "Mistral 7B", 2023, https://arxiv.org/abs/2310.06825) a query sees the
-last `sliding_window` keys up to its own.
+Query heads share key/value heads in groups: with 4 query and 2 key/value heads, query heads 0 and 1 read key/value head
+0, and 2 and 3 read 1. So the cache holds num_key_value_heads instead of num_attention_heads rows a position. With a
+sliding window (Albert Q. Jiang et al., "Mistral 7B", 2023, https://arxiv.org/abs/2310.06825) a query sees the last
+`sliding_window` keys up to its own.
 """
 
 from __future__ import annotations
@@ -21,60 +21,80 @@ from model.rope import rotary_table, rotate
 
 @dataclass
 class Span:
-    """Where the T tokens of a call stand in their text, and which S keys they may see. Every layer is given the same.
+    """Positions of the T tokens of a call, and the S keys that they may attend to. Every layer gets the same.
 
-    `mask` is None where no query is barred from a key but by causality, and True where a query sees a key.
+    `mask` is True where a query may attend to a key; None means plain causal attention.
     """
 
     rope: tuple[Tensor, Tensor]  # cos and sin, (T, head_dim / 2) or (B, 1, T, head_dim / 2)
-    slots: Tensor  # (T,): the cache's rows that keys and values go to
+    slots: Tensor  # (T,): the cache's rows to which keys and values go
     keys: slice  # the cache's rows that are read, S of them
     mask: Tensor | None  # (T, S) or (B, 1, T, S)
 
 
-def make_span(
-    config: LlamaConfig,
-    start: int,
-    end: int,
-    device: torch.device,
-    padding: Tensor | None = None,
-    n_keys: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Span:
-    """The span of tokens start to end - 1, which follow those that the cache holds; its angles rounded to `dtype`.
+def plain_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, device: torch.device) -> Span:
+    """Span of tokens start to end - 1, which follow those in the cache; cos and sin rounded to `dtype`."""
+    slots, keys = torch.arange(start, end, device=device), _keys_seen(config, start, end)
+    cos, sin = rotary_table(slots, config, end)
+    rope = cos.to(dtype), sin.to(dtype)
+    if end - start == 1 or end - start == end <= (config.sliding_window or end):
+        return Span(rope, slots, keys, None)  # one query that sees all keys, or as many queries as keys
+    return Span(rope, slots, keys, _mask(slots, keys, config.sliding_window))
 
-    `padding`, (B,), says how many tokens at the left of each sequence are none; the others count from there. With
-    `n_keys` so many of the cache's rows are read and the mask bars the rest: a compiler needs few shapes.
+
+def padded_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, padding: Tensor) -> Span:
+    """The same for a batch with `padding`, (B,): number of left-padding tokens in each sequence.
+
+    A sequence's positions count from the end of its padding.
     """
-    slots = torch.arange(start, end, device=device)
-    window = config.sliding_window or end
-    # as a rule from the first key that the first query sees
-    keys = slice(max(0, start + 1 - window), end) if n_keys is None else slice(0, n_keys)
+    slots, keys = torch.arange(start, end, device=padding.device), _keys_seen(config, start, end)
+    rope = _padded_rope(config, slots, end, dtype, padding)
+    return Span(rope, slots, keys, _mask(slots, keys, config.sliding_window, padding))
+
+
+def step_span(
+    config: LlamaConfig, position: int, n_keys: int, dtype: torch.dtype, device: torch.device, padding: Tensor | None
+) -> Span:
+    """Span of one token a sequence for the compiled step, which always reads the cache's first `n_keys` rows.
+
+    The mask bars what the token may not see, so that a compiler meets few shapes.
+    """
+    slots, keys = torch.tensor([position], device=device), slice(0, n_keys)
     if padding is None:
-        rope = rotary_table(slots, config, end)
-    else:  # (B, 1, T, head_dim): a row counts from the end of its padding, and may have a length of its own
-        rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
-        rope = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))
-    cos, sin = (part.to(dtype) for part in rope)
-    plain = padding is None and n_keys is None
-    if plain and (end - start == 1 or end - start == end <= window):
-        return Span((cos, sin), slots, keys, None)  # one query that sees all keys, or as many queries as keys
-    return Span((cos, sin), slots, keys, _mask(slots, keys, config.sliding_window, padding))
+        cos, sin = rotary_table(slots, config, position + 1)
+        rope = cos.to(dtype), sin.to(dtype)
+    else:
+        rope = _padded_rope(config, slots, position + 1, dtype, padding)
+    return Span(rope, slots, keys, _mask(slots, keys, config.sliding_window, padding))
 
 
-def _mask(slots: Tensor, keys: slice, window: int | None, padding: Tensor | None) -> Tensor:
-    """True where the query at a slot, (T,), sees a key: (T, S), or (B, 1, T, S) with padding."""
+def _keys_seen(config: LlamaConfig, start: int, end: int) -> slice:
+    """Rows of the cache from the first key that the first query sees."""
+    return slice(max(0, start + 1 - (config.sliding_window or end)), end)
+
+
+def _padded_rope(
+    config: LlamaConfig, slots: Tensor, end: int, dtype: torch.dtype, padding: Tensor
+) -> tuple[Tensor, Tensor]:
+    """cos and sin, (B, 1, T, head_dim / 2): each sequence has its own positions, and its own length for dynamic RoPE."""
+    rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
+    cos, sin = (torch.stack(part)[:, None].to(dtype) for part in zip(*rows, strict=True))
+    return cos, sin
+
+
+def _mask(slots: Tensor, keys: slice, window: int | None, padding: Tensor | None = None) -> Tensor:
+    """True where the query at a slot, (T,), may attend to a key: (T, S), or (B, 1, T, S) with padding."""
     query, key = slots[:, None], torch.arange(keys.start, keys.stop, device=slots.device)
     seen = key <= query
     if window is not None:
         seen = seen & (key > query - window)
-    if padding is not None:  # which sees itself, since a softmax over nothing is NaN
+    if padding is not None:  # a padding token sees itself, since a softmax over nothing is NaN
         seen = seen & (key >= padding[:, None, None, None]) | (key == query)
     return seen
 
 
 class KVCache:
-    """Keys and values of one layer: (B, num_key_value_heads, capacity, head_dim), of which `length` are full."""
+    """Keys and values of one layer, (B, num_key_value_heads, capacity, head_dim), of which `length` rows are filled."""
 
     def __init__(
         self, config: LlamaConfig, batch_size: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -85,13 +105,13 @@ class KVCache:
         self.length = 0
 
     def update(self, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-        """Put k and v, (B, num_key_value_heads, T, head_dim), into the span's slots; returns its keys, as views."""
+        """Put k and v, (B, num_key_value_heads, T, head_dim), into the span's slots; return views of its keys' rows."""
         self.k.index_copy_(2, span.slots, k)
         self.v.index_copy_(2, span.slots, v)
         return self.k[:, :, span.keys], self.v[:, :, span.keys]
 
     def first(self, n_keys: int) -> KVCache:
-        """The same memory, as a cache of the first `n_keys` rows."""
+        """A cache of the first `n_keys` rows, in the same memory."""
         part = copy(self)
         part.k, part.v = self.k[:, :, :n_keys], self.v[:, :, :n_keys]
         return part

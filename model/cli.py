@@ -1,4 +1,7 @@
-"""What every command shares: a parser whose errors are one line, and the choice of device and dtype."""
+"""The part that all commands share: a parser with one-line errors, messages, signals, the choice of device and dtype.
+
+It imports no torch, so that --help answers at once.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernels import USAGE, InputError
 
@@ -25,7 +28,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """States a default where there is one to state."""
+    """Show a default where there is one to show."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         nothing = action.default is None or action.default is False or action.default == ""
@@ -33,7 +36,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with the whole of --help to read, defaults included, and errors that fit one line."""
+    """argparse whose --help shows the whole description and the defaults, and whose errors are one line."""
 
     def __init__(self, description: str | None) -> None:
         super().__init__(description=description, formatter_class=_Help)
@@ -42,40 +45,40 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
     def add_backend_arguments(self, dtypes: list[str]) -> None:
-        """--norm, --device and --dtype."""
+        """Add --norm, --device and --dtype."""
         self.add_argument("--norm", default="auto", help=f"what computes RMSNorm: {USAGE}")
         self.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
         self.add_argument("--dtype", default="auto", choices=["auto", *dtypes], help="precision of the computation")
 
 
 def positive(kind: type) -> Callable[[str], int | float]:
-    """An argparse type: a number above 0."""
-    return _number(kind, "above 0", lambda number: 0 < number < math.inf)
+    """An argparse type: a positive, finite number."""
+    return _number(kind, "positive", lambda number: 0 < number < math.inf)
 
 
 def not_negative(kind: type) -> Callable[[str], int | float]:
-    """An argparse type: 0, or a number above it."""
-    return _number(kind, "from 0 on", lambda number: 0 <= number < math.inf)
+    """An argparse type: 0 or a positive, finite number."""
+    return _number(kind, "non-negative", lambda number: 0 <= number < math.inf)
 
 
 def names_in(text: str) -> list[str]:
-    """The comma-separated names of a flag, without the empty ones."""
+    """Comma-separated names of a flag, without empty ones."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def whole_numbers(text: str) -> list[int]:
-    """An argparse type: comma-separated whole numbers above 0, from small to large and each once."""
-    return sorted({positive(int)(part) for part in text.split(",")})
+    """An argparse type: comma-separated positive integers, sorted and each once."""
+    return sorted({int(positive(int)(part)) for part in text.split(",")})
 
 
-def _number(kind: type, where: str, fits: Callable[[int | float], bool]) -> Callable[[str], int | float]:
+def _number(kind: type, sign: str, fits: Callable[[int | float], bool]) -> Callable[[str], int | float]:
     def parse(text: str) -> int | float:
         try:
             number = kind(text)
         except ValueError:
             number = math.nan
         if not fits(number):
-            raise argparse.ArgumentTypeError(f"'{text}' is no {'whole ' if kind is int else ''}number {where}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a {sign} {'integer' if kind is int else 'number'}")
         return number
 
     return parse
@@ -85,7 +88,7 @@ def run(main: Callable[[], object]) -> None:
     """Run a command: bad input and a full disk end in one line and exit code 2, Ctrl-C in 130, without a traceback."""
     try:
         main()
-        if sys.stdout is not None:  # closed by whoever started us
+        if sys.stdout is not None:  # None if our caller has closed it
             sys.stdout.flush()
     except InputError as error:
         _fail(str(error))
@@ -93,12 +96,12 @@ def run(main: Callable[[], object]) -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as in `generate.py | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         sys.exit(141)
     except OSError as error:
         if error.errno not in FULL:
             raise
-        _fail(f"{error.filename or 'the output'} can't be written ({error.strerror}); free some space, and try again")
+        _fail(f"{error.filename or 'the output'} cannot be written ({error.strerror}); free some space and try again")
 
 
 def _fail(message: str) -> NoReturn:
@@ -109,17 +112,17 @@ def _fail(message: str) -> NoReturn:
 
 
 def rank() -> int:
-    """The number of this process among those that torchrun has started; 0 for a process alone."""
+    """Number of this process among those that torchrun has started; 0 for a single process."""
     return int(os.environ.get("RANK", 0))
 
 
 def world_size() -> int:
-    """How many processes torchrun has started; 1 for a process alone."""
+    """Number of processes that torchrun has started; 1 for a single process."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal: on stderr, above any progress bar, and from one process alone."""
+    """Write one line for the person at the terminal: on stderr, above any progress bar, from the first process only."""
     from tqdm import tqdm
 
     if rank() == 0:
@@ -128,18 +131,19 @@ def say(text: str) -> None:
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM, collected for the block to act on. One that comes a second later has its old effect."""
-    caught, times = [], []
+    """Collect SIGINT and SIGTERM for the block to act on. One that comes a second later has its old effect."""
+    caught: list[int] = []
+    times: list[float] = []
 
     def catch(number: int, frame: object) -> None:
-        # torchrun passes a Ctrl-C on that the terminal has already brought: the same one twice at nearly one time.
+        # torchrun passes on a Ctrl-C that the terminal has sent already: two signals for one key press.
         if times and time.monotonic() - times[0] > 1:
             signal.signal(number, before[number])
             signal.raise_signal(number)
         caught.append(number)
         times.append(time.monotonic())
 
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield caught
     finally:
@@ -148,20 +152,17 @@ def caught_signals() -> Iterator[list[int]]:
 
 
 def make_folder(flag: str, folder: Path) -> None:
-    """Make the folder that a flag names, before the work whose results it is for.
-
-    Raises InputError where it can't be made, or nothing can be written there.
-    """
+    """Make the folder that a flag names, before the work that fills it. Raises InputError where it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(f"{flag} {folder} can't be written ({error.strerror}); name a folder that can") from error
+        raise InputError(f"{flag} {folder} cannot be written ({error.strerror}); name a writable folder") from error
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name. Raises InputError when it is not on this machine."""
+    """Device of that name. Raises InputError where this machine has none."""
     import torch
 
     if name == "auto":
@@ -174,11 +175,11 @@ def choose_device(name: str) -> torch.device:
         reason = "it computes nothing"
     except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch built without CUDA
         reason = str(error).split("\n")[0].split(". ")[0].rstrip(".")
-    raise InputError(f"--device {name} can't be used here ({reason}); use --device cpu, or auto")
+    raise InputError(f"--device {name} cannot be used here ({reason}); use --device cpu, or auto")
 
 
 def choose_autocast_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that matrix products are computed in; auto is bfloat16 where the device computes it natively."""
+    """Dtype of the matrix products; auto is bfloat16 where the device computes it natively, else float32."""
     import torch
 
     if device.type == "cuda":
@@ -188,12 +189,12 @@ def choose_autocast_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if native else torch.float32
     if name == "bfloat16" and device.type == "cuda" and not native:
-        raise InputError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} can't; use --dtype float32")
+        raise InputError(f"--dtype bfloat16: {torch.cuda.get_device_name(device)} lacks it; use --dtype float32")
     return getattr(torch, name)
 
 
 def _cpu_computes_bfloat16() -> bool:
-    """Whether the CPU has instructions for it. Linux alone says; elsewhere the answer is no."""
+    """True if the CPU has bfloat16 instructions. Only Linux tells; elsewhere the answer is False."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return False

@@ -1,6 +1,6 @@
-"""One decoding step, compiled: the kernels of a layer are fused, and weights stream from memory.
+"""One decoding step, compiled: a layer's kernels are fused, and weights stream from memory.
 
-A step for one token is bound by the reading of the weights. On a CPU one layer is compiled and called for all of them,
+The time of a step for one token is that of reading the weights. On a CPU one layer is compiled and called for all,
 which takes seconds where the whole model takes minutes; on a GPU the whole model becomes a CUDA graph.
 """
 
@@ -18,17 +18,17 @@ from torch.fx import GraphModule
 
 from kernels import InputError
 from kernels.compiled import check_device
-from model.attention import KVCache, Span, make_span
+from model.attention import KVCache, Span, step_span
 from model.llama import Block, Llama
 
-BLOCK = 64  # keys are read in blocks of so many, so that the mask's shape seldom changes
+BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
 
 
 def compile_step(model: Llama) -> Callable[..., Tensor]:
-    """A stand-in for `model` where every sequence gets one more token: (B, 1) -> logits (B, 1, vocab_size).
+    """Stand-in for `model` where every sequence gets one more token: (B, 1) -> logits (B, 1, vocab_size).
 
-    It takes what Llama.forward takes, caches included. The first call compiles, and so does the first one with
-    another batch size. Raises InputError where that can't be done.
+    It takes the arguments of Llama.forward, caches included. The first call compiles, and so does the first one with
+    another batch size. Raises InputError where compilation is not possible.
     """
     device = model.embed_tokens.weight.device
     check_device(device)
@@ -43,16 +43,16 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
     def step(tokens: Tensor, caches: list[KVCache], logits_to_keep: int = 1, padding: Tensor | None = None) -> Tensor:
         start, capacity = caches[0].length, caches[0].k.size(2)
         if on_cpu:
-            # The last row stays out while it can: all rows together are another layout, which is compiled again.
+            # Leave the last row out while possible: all rows together are another layout, which would compile again.
             n_keys = max(start + 1, min(capacity - 1, (start // BLOCK + 1) * BLOCK))
             read = [cache.first(n_keys) for cache in caches]
-        else:  # a CUDA graph has one shape, and writes to the memory that it was recorded with
+        else:  # a CUDA graph has one shape, and writes to the memory with which it was recorded
             n_keys, read = capacity, caches
             for cache in caches:
                 torch._dynamo.mark_static_address(cache.k)
                 torch._dynamo.mark_static_address(cache.v)
         dtype = model.embed_tokens.weight.dtype
-        span = make_span(model.config, start, start + 1, tokens.device, padding, n_keys, dtype)
+        span = step_span(model.config, start, n_keys, dtype, tokens.device, padding)
         logits = run(tokens, span, read)
         for cache in caches:
             cache.length = start + 1
@@ -62,7 +62,7 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
 
 
 def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity: int, padded: bool) -> None:
-    """Let `step` compile for a batch whose caches hold `capacity` tokens, so that no text waits for it later."""
+    """Make `step` compile now, for a batch whose caches hold `capacity` tokens."""
     device = model.embed_tokens.weight.device
     caches = model.new_cache(batch_size, capacity)
     for cache in caches:
@@ -74,15 +74,16 @@ def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity
 
 
 def _layer_by_layer(model: Llama) -> Callable[[Tensor, Span, list[KVCache]], Tensor]:
-    block = torch.compile(Block.forward, backend=_inductor)
+    block: Callable[..., tuple[Tensor, Tensor]] = torch.compile(Block.forward, backend=_inductor)
     last = torch.compile(_last, backend=_inductor)
     head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
 
     def run(tokens: Tensor, span: Span, caches: list[KVCache]) -> Tensor:
+        assert span.mask is not None  # step_span always makes one
         torch._dynamo.mark_dynamic(span.mask, span.mask.dim() - 1)
-        span.keys = slice(None)  # the caches are cut to them
+        span.keys = slice(None)  # the caches are already cut to them
         x = model.embed_tokens(tokens)  # (B, 1, hidden_size)
-        residual = torch.zeros_like(x)  # for the first layer too, so that all are the same to the compiler
+        residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         for layer, cache in zip(model.layers, caches, strict=True):
             torch._dynamo.mark_dynamic(cache.k, 2)
             torch._dynamo.mark_dynamic(cache.v, 2)
@@ -97,9 +98,9 @@ def _last(norm: nn.Module, head: Tensor, x: Tensor, residual: Tensor) -> Tensor:
 
 
 def _inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:
-    """Inductor, which turns the product of one row and a weight into a sum of its own.
+    """Compile with Inductor, which generates its own sum for the product of one row and a weight.
 
-    It reads a float32 weight about as fast as memory gives it, where the library's product reaches half of that.
+    That sum reads a float32 weight about as fast as memory allows; the library's product reaches half of that.
     """
     decompositions = select_decomp_table() | {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
     # The rounding of a norm's x_hat is kept, as in kernels/compiled.py.
@@ -107,11 +108,11 @@ def _inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """(1, K) times (K, N), the transposed weight; NotImplemented leaves more rows to the library."""
+    """Product of (1, K) and (K, N), the transposed weight; NotImplemented leaves more rows to the library."""
     if a.size(0) != 1:
         return NotImplemented
     row = a.float()
-    row = row.as_strided(row.size(), row.stride())  # is kept in memory then, not converted again for every output
+    row = row.as_strided(row.size(), row.stride())  # materialised, so that it is not converted again for every output
     return (b.t().float() * row).sum(-1)[None].to(a.dtype)
 
 

@@ -1,4 +1,4 @@
-"""New tokens from a model: what is drawn from its logits, and the loop that feeds it back."""
+"""New tokens from a model: sampling from its logits, and the loop that feeds them back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from model.llama import Llama
 
 
 def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
-    """Token ids (B,) drawn from logits (B, vocab_size); at temperature 0 the likeliest, without a draw.
+    """Draw token ids (B,) from logits (B, vocab_size); at temperature 0 take the likeliest, without a draw.
 
-    top_k 0 and top_p 1 are off. Both together take top_k first, and top_p of what that leaves.
+    top_k 0 and top_p 1 are off. Together, top_p applies to what top_k leaves.
     """
     if temperature == 0:
         return logits.argmax(-1)
-    # In float64, where even temperature 1e-300 scales the distances to the largest logit without an overflow to NaN.
+    # In float64 even temperature 1e-300 scales the distances to the largest logit without an overflow to NaN.
     logits = logits.double()
     logits = (logits - logits.max(-1, keepdim=True).values) / temperature
     if top_k:
@@ -40,21 +40,21 @@ def generate(
     draw: Callable[[Tensor], Tensor],
     step: Callable[..., Tensor] | None = None,
 ) -> Iterator[list[int | None]]:
-    """Yield the next id of every prompt, as `draw` takes them from logits (B, vocab_size): None once a text has ended.
+    """Yield the next id of every prompt, which `draw` takes from logits (B, vocab_size); None once a text has ended.
 
-    A text ends before an end id, which isn't given out, after max_new_tokens, or where the model's context is full.
-    Prompts of different lengths are padded at the left, and none sees the padding. `step` decodes in the model's
-    place: see model/decoder.py. Raises InputError where the logits are no numbers.
+    A text ends before an end id, which is not yielded, after max_new_tokens, or where the model's context is full.
+    Shorter prompts are padded at the left. `step` replaces the model after the prefill (model/compiled_step.py).
+    Raises InputError for NaN or infinite logits.
     """
     longest = max(map(len, prompts))
     device, context = model.embed_tokens.weight.device, model.config.context_length
-    left = [min(max_new_tokens, context - len(prompt)) for prompt in prompts]  # how many ids each may still get
+    left = [min(max_new_tokens, context - len(prompt)) for prompt in prompts]  # ids that each may still get
     tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)  # (B, T)
     padding = None
     if any(len(prompt) < longest for prompt in prompts):
         padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
     caches = model.new_cache(len(prompts), longest + max(0, *left))
-    forward = model  # first all of the prompts goes in, then each new token
+    forward = model  # the prefill; then `step`, for one token at a time
     for i in range(max(left)):
         with torch.inference_mode():
             logits = forward(tokens, caches, logits_to_keep=1, padding=padding)[:, -1]  # (B, vocab_size)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels import Backend
-from model.attention import Attention, KVCache, Span, make_span
+from model.attention import Attention, KVCache, Span, padded_span, plain_span
 from model.config import LlamaConfig
 from model.norm import RMSNorm
 from model.swiglu import SwiGLU
@@ -38,29 +38,29 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A LLaMA with freshly drawn weights. `norm` computes all of its norms: see kernels.load_backend."""
+    """A LLaMA with freshly drawn weights. `norm` computes all of its norms (kernels.load_backend)."""
 
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
         self.config = config
         rows = torch.empty(config.vocab_size, config.hidden_size)
-        if rows.is_meta:  # shapes alone: to draw them as nn.Embedding does, PyTorch would load half a compiler
+        if rows.is_meta:  # drawing on the meta device, as nn.Embedding would, makes PyTorch import half a compiler
             self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, norm) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
-        # A tied head is no parameter of its own: the embedding is read a second time.
+        # A tied head has no parameter of its own: the embedding is read a second time.
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Normal with standard deviation initializer_range; norms at 1, biases at 0.
+        """Draw weights from a normal distribution of standard deviation initializer_range; set norms to 1, biases to 0.
 
-        Each layer writes twice into the residual stream, through o_proj and down_proj. Those are drawn smaller
-        by sqrt(2 * num_hidden_layers), so that the stream's variance doesn't grow with depth (GPT-2's rule).
+        Each layer writes twice into the residual stream, through o_proj and down_proj. These two are drawn smaller by
+        sqrt(2 * num_hidden_layers), so that the stream's variance does not grow with depth (GPT-2's rule).
         """
         std = self.config.initializer_range
         for name, weight in self.named_parameters():
@@ -76,7 +76,7 @@ class Llama(nn.Module):
                 nn.init.normal_(weight, std=std)
 
     def new_cache(self, batch_size: int, capacity: int) -> list[KVCache]:
-        """An empty cache a layer, for sequences of up to `capacity` tokens."""
+        """One empty cache per layer, for sequences of up to `capacity` tokens."""
         weight = self.embed_tokens.weight
         return [KVCache(self.config, batch_size, capacity, weight.dtype, weight.device) for _ in self.layers]
 
@@ -87,12 +87,11 @@ class Llama(nn.Module):
         logits_to_keep: int = 0,
         padding: Tensor | None = None,
     ) -> Tensor:
-        """Token ids (B, T) -> logits (B, T, vocab_size), of the last `logits_to_keep` positions if that isn't 0.
+        """Token ids (B, T) -> logits (B, T, vocab_size), or those of the last `logits_to_keep` positions if not 0.
 
-        With caches the tokens continue the sequences that the caches hold. `padding`, (B,), says how many tokens at
-        the left of each sequence are none, so that sequences of different lengths fit one batch; the same goes to
-        every call for these sequences. Raises ValueError where they would pass the config's context_length or the
-        caches' capacity.
+        With caches the tokens continue the sequences that the caches hold. `padding`, (B,): number of left-padding
+        tokens in each sequence, so that sequences of different lengths fit one batch; every call for these sequences
+        needs it. Raises ValueError beyond the config's context_length or the caches' capacity.
         """
         start = caches[0].length if caches else 0
         end = start + tokens.size(1)
@@ -100,20 +99,24 @@ class Llama(nn.Module):
             raise ValueError(f"{end} positions, and the model's context length is {self.config.context_length}")
         if caches and end > caches[0].k.size(2):
             raise ValueError(f"the cache holds {caches[0].k.size(2)} positions and is asked to hold {end}")
-        span = make_span(self.config, start, end, tokens.device, padding, dtype=self.embed_tokens.weight.dtype)
+        dtype = self.embed_tokens.weight.dtype
+        if padding is None:
+            span = plain_span(self.config, start, end, dtype, tokens.device)
+        else:
+            span = padded_span(self.config, start, end, dtype, padding)
         logits = self.run(tokens, span, caches, logits_to_keep)
         for cache in caches or []:
             cache.length = end
         return logits
 
     def run(self, tokens: Tensor, span: Span, caches: list[KVCache] | None = None, logits_to_keep: int = 0) -> Tensor:
-        """forward for tokens (B, T) that stand where `span` says."""
+        """Compute forward for tokens (B, T) at the positions of `span`."""
         x, residual = self.embed_tokens(tokens), None  # (B, T, hidden_size)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x, residual = layer(x, residual, span, cache)
         x, _ = self.norm(x, residual)
-        head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return F.linear(x[:, -logits_to_keep:], head)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(x[:, -logits_to_keep:], head.weight)
 
 
 def summed_loss(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
@@ -123,6 +126,6 @@ def summed_loss(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
 
 
 def checkpoint_layers(model: Llama) -> None:
-    """Keep of each layer only its inputs for the backward, which computes the rest again: a third more to compute."""
+    """Activation checkpointing: keep only each layer's inputs and recompute the rest in backward (1/3 more compute)."""
     for layer in model.layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -9,11 +11,13 @@ from kernels import Backend
 
 
 class RMSNorm(nn.Module):
-    """Scale rows of hidden_size elements to a root mean square of 1, then by a learned weight.
+    """Scale rows of hidden_size elements to a root mean square of 1, then multiply by a learned weight.
 
-    The formula and its precision are the contract in kernels/reference.py. Each sub-layer owns one of these,
-    and the residual stream passes through it, so that a backend can add and normalise in one kernel.
+    The formula and its precision are the contract in kernels/reference.py. Each sub-layer owns one norm, and the
+    residual stream passes through it, so that a backend can add and normalise in one kernel.
     """
+
+    __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
 
     def __init__(self, hidden_size: int, eps: float, backend: Backend) -> None:
         super().__init__()
@@ -22,7 +26,7 @@ class RMSNorm(nn.Module):
         self.backend = backend
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); no residual is a zero one."""
+        """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); residual None counts as zero."""
         if residual is None:
             return self.backend.rms_norm(x, self.weight, self.eps), x
         return self.backend.add_rms_norm(x, residual, self.weight, self.eps)

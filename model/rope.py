@@ -1,11 +1,11 @@
 """Rotary position embedding (Jianlin Su et al., "RoFormer", 2021, https://arxiv.org/abs/2104.09864).
 
 Each head's vector is taken as head_dim / 2 points in the plane, and point i at position p is turned by the
-angle p * theta^(-2i / head_dim). So the product of a query and a key depends on their distance alone.
-Point i is made of elements i and i + head_dim / 2: Hugging Face's layout of a head. (Meta's own files pair
+angle p * theta^(-2i / head_dim). So the product of a query and a key depends only on their distance.
+Point i is made of elements i and i + head_dim / 2, which is Hugging Face's layout of a head. (Meta's own files pair
 neighbours, 2i and 2i + 1, with the rows of q_proj and k_proj ordered to match.)
 
-A scaling turns points more slowly, so that positions beyond those of the training stay within the angles seen there.
+RoPE scaling turns points more slowly, so that positions beyond the trained length stay within the trained angles.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from model.config import LlamaConfig
 def rotary_table(positions: Tensor, config: LlamaConfig, length: int) -> tuple[Tensor, Tensor]:
     """cos and sin of every angle, (..., T, head_dim / 2) in float32, for positions (..., T) in a text of `length`.
 
-    Computed for each call and kept in no buffer, so that casting the model can't round the angles: in bfloat16
-    positions 4095 and 4096 are one.
+    Computed at each call instead of kept in a buffer, so that casting the model cannot round the angles: in bfloat16
+    positions 4095 and 4096 are the same number.
     """
     inv_freq, amplitude = inverse_frequencies(config, length, positions.device)
     angles = positions.float()[..., None] * inv_freq  # (..., T, head_dim / 2)
@@ -30,7 +30,7 @@ def rotary_table(positions: Tensor, config: LlamaConfig, length: int) -> tuple[T
 
 
 def inverse_frequencies(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, float]:
-    """Radians a position, (head_dim / 2,) in float32, and what cos and sin are multiplied by.
+    """Radians per position, (head_dim / 2,) in float32, and the factor of cos and sin.
 
     `length` is that of the whole text, on which dynamic scaling depends.
     """
@@ -51,10 +51,10 @@ def inverse_frequencies(config: LlamaConfig, length: int, device: torch.device) 
 
 
 def _llama3(inv_freq: Tensor, scaling: dict[str, float]) -> Tensor:
-    """Llama 3.1's (https://arxiv.org/abs/2407.21783): leave what turns often within the trained length, slow the rest.
+    """Llama 3.1's scaling (https://arxiv.org/abs/2407.21783): slow points that turn seldom within the trained length.
 
     Points that turn at least high_freq_factor times keep their speed, those that turn at most low_freq_factor times
-    are slowed by `factor`, and between the two it is blended.
+    are slowed by `factor`, and those between are interpolated.
     """
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
@@ -63,15 +63,15 @@ def _llama3(inv_freq: Tensor, scaling: dict[str, float]) -> Tensor:
 
 
 def _yarn(inv_freq: Tensor, scaling: dict[str, float], config: LlamaConfig) -> tuple[Tensor, float]:
-    """YaRN (Bowen Peng et al., 2023, https://arxiv.org/abs/2309.00071), section 3.2: the same by the point's number.
+    """YaRN (Bowen Peng et al., 2023, https://arxiv.org/abs/2309.00071), section 3.2: linear in the point's number.
 
-    The paper's temperature of attention becomes a factor of cos and sin (section 3.4).
+    The paper's attention temperature becomes a factor of cos and sin (section 3.4).
     """
     factor, dim = scaling["factor"], config.head_dim
     trained = scaling.get("original_max_position_embeddings", config.max_position_embeddings)
 
     def point(turns: float) -> float:
-        """The point, as a fraction between two of them, that turns so often within the trained length."""
+        """Number of the point, between two whole ones, that turns this often within the trained length."""
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
     fast, slow = point(scaling.get("beta_fast", 32.0)), point(scaling.get("beta_slow", 1.0))
@@ -95,7 +95,7 @@ def _yarn(inv_freq: Tensor, scaling: dict[str, float], config: LlamaConfig) -> t
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn x, (B, n_heads, T, head_dim), by the table's angles; the result has x's dtype."""
+    """Rotate x, (B, n_heads, T, head_dim), by the table's angles; the result has x's dtype."""
     cos, sin = (part.to(x.dtype) for part in table)  # (T, head_dim / 2), or (B, 1, T, head_dim / 2)
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -314,14 +314,14 @@ REFUSED = {
     "no eps": ("--config no_eps.json", "no_eps.json: rms_norm_eps is missing"),
     "heads not divisible": ("--config heads.json", "isn't divisible by num_key_value_heads 3"),
     "more parts than sequences": ("--grad-accum 5", "--batch-size 4 has too few sequences for --grad-accum 5 parts"),
-    "no steps": ("--steps 0", "'0' is no whole number above 0"),
+    "no steps": ("--steps 0", "'0' is not a positive integer"),
     "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
-    "out inside a file": ("--out text.txt/x", "--out text.txt/x can't be made"),
+    "out inside a file": ("--out text.txt/x", "--out text.txt/x cannot be made"),
     "out is a file": ("--out text.txt", "--out text.txt is a file"),
     "out holds another model": ("--out other", "--out other holds another model"),
 }
 if not torch.cuda.is_available():
-    REFUSED["no GPU"] = ("--device cuda", "--device cuda can't be used")
+    REFUSED["no GPU"] = ("--device cuda", "--device cuda cannot be used")
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -54,7 +54,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         if isinstance(error, InputError) or not LOST.search(text):
             raise
         raise InputError(
-            f"another process has ended or can't be reached ({text[:200]}); look for its own message; "
+            f"another process has ended or cannot be reached ({text[:200]}); look for its own message; "
             "--resume goes on from what was saved last"
         ) from error
     dist.destroy_process_group()

@@ -31,7 +31,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
     """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if need be.
 
     Where it is out of date it is made anew, unless `renew` is False: a run that goes on needs what it began with.
-    Raises InputError for a corpus that is missing, empty or not UTF-8, or can't be fetched; no folder is left then.
+    Raises InputError for a corpus that is missing, empty or not UTF-8, or cannot be fetched; no folder is left then.
     """
     files = _corpus_files(data, root)
     fingerprint = _fingerprint(files)
@@ -62,7 +62,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
         partial.rename(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(f"{folder} can't be written ({error}); free some space, or name another place") from error
+        raise InputError(f"{folder} cannot be written ({error}); free some space, or name another place") from error
     return folder
 
 
@@ -95,7 +95,7 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
             with urllib.request.urlopen(url, timeout=30) as response:
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{url} can't be fetched ({error}); use --data python, or --data PATH") from error
+            raise InputError(f"{url} cannot be fetched ({error}); use --data python, or --data PATH") from error
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
             raise InputError(f"{url} has SHA-256 {found}; expected {sha256}; use --data PATH with a file you trust")
@@ -119,7 +119,7 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text ({error}); convert it, or leave it out of --data") from error
     except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}); leave it out of --data") from error
+        raise InputError(f"{file} cannot be read ({error.strerror}); leave it out of --data") from error
 
 
 def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _write_run(args: argparse.Namespace, metrics: list[dict[str, Any]], about: d
         replace_file(args.out / RUN, (json.dumps(run, indent=2) + "\n").encode())
         replace_file(args.out / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
     except OSError as error:
-        raise InputError(f"--out {args.out} can't be made ({error.strerror}); name a folder that can") from error
+        raise InputError(f"--out {args.out} cannot be made ({error.strerror}); name a folder that can") from error
 
 
 class RunLog:

@@ -44,7 +44,7 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
         if rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise InputError(
-            f"{final} can't be written ({_reason(error)}); what was saved before stands; free some space, then --resume"
+            f"{final} cannot be written ({_reason(error)}); the state before it stands; free some space, then --resume"
         ) from error
     wait_for_all()
 
@@ -71,7 +71,7 @@ def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
         with _quiet():
             load(state, checkpoint_id=path)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
-        raise InputError(f"{path} can't be read ({_reason(error)}); remove it, and begin without --resume") from error
+        raise InputError(f"{path} cannot be read ({_reason(error)}); remove it, and begin without --resume") from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.attention import Attention, KVCache, make_span
+from model.attention import Attention, KVCache, padded_span, plain_span
 from model.rope import rotate
 from tests.helpers import CPU
 
@@ -30,7 +30,7 @@ def averaging(config):
 @pytest.fixture
 def span(config):
     def between(start, end):
-        return make_span(config, start, end, CPU)
+        return plain_span(config, start, end, torch.float32, CPU)
 
     return between
 
@@ -125,7 +125,10 @@ def seen_by_formula(start, end, window, padding):
 @pytest.mark.parametrize(("start", "end"), [(0, 6), (0, 1), (5, 6), (6, 9), (1, 8)])
 def test_a_span_bars_what_lies_ahead_outside_the_window_or_in_the_padding(config, start, end, window, padding):
     config = replace(config, sliding_window=window)
-    span = make_span(config, start, end, CPU, None if padding is None else torch.tensor(padding))
+    if padding is None:
+        span = plain_span(config, start, end, torch.float32, CPU)
+    else:
+        span = padded_span(config, start, end, torch.float32, torch.tensor(padding))
     if span.mask is None:  # then every key that is read is seen, but for those ahead of a query
         mask = torch.ones(end - start, span.keys.stop - span.keys.start, dtype=torch.bool)
         mask = mask.tril(span.keys.stop - span.keys.start - (end - start))
@@ -143,7 +146,7 @@ def test_with_a_window_a_query_reads_the_last_keys_alone(config, averaging, wind
     config = replace(config, sliding_window=window)
     x = torch.randn(2, 9, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     cache = cache_for(config)
-    parts = [averaging(x[:, s:e], make_span(config, s, e, CPU), cache) for s, e in [(0, 4), (4, 6), (6, 7), (7, 8)]]
+    parts = [averaging(x[:, s:e], plain_span(config, s, e, torch.float32, CPU), cache) for s, e in [(0, 4), (4, 6), (6, 7), (7, 8)]]
     expected = [x[:, max(0, i + 1 - window) : i + 1].mean(1) for i in range(8)]
     torch.testing.assert_close(torch.cat(parts, 1), torch.stack(expected, 1), rtol=0, atol=1e-12)  # means of float64
 

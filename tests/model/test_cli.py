@@ -133,7 +133,7 @@ def test_numbers_in_range_are_taken(kind, text, number):
 )
 def test_numbers_out_of_range_are_refused_as_they_were_written(kind, texts):
     for text in texts:
-        with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is no "):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not a "):
             kind(text)
 
 

@@ -140,7 +140,7 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
     assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2]
     for i, name in ((0, "error: "), (2, "error in process 2: ")):
         last = (workplace / f"{i}.log").read_text().splitlines()[-1]
-        assert last.startswith(f"{name}another process has ended or can't be reached")
+        assert last.startswith(f"{name}another process has ended or cannot be reached")
         assert "--resume goes on from what was saved last" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
 
@@ -159,7 +159,7 @@ def test_only_a_process_that_is_lost_is_called_that(text, lost, monkeypatch):
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend: None)
     with pytest.raises(InputError if lost else RuntimeError) as caught, process_group(CPU):
         raise RuntimeError(text)
-    assert ("another process has ended or can't be reached" in str(caught.value)) == lost
+    assert ("another process has ended or cannot be reached" in str(caught.value)) == lost
 
 
 @needs_fsdp
