@@ -76,7 +76,7 @@ def _keys_seen(config: LlamaConfig, start: int, end: int) -> slice:
 def _padded_rope(
     config: LlamaConfig, slots: Tensor, end: int, dtype: torch.dtype, padding: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin, (B, 1, T, head_dim / 2): each sequence has its own positions, and its own length for dynamic RoPE."""
+    """cos and sin, (B, 1, T, head_dim / 2), by the positions and (for dynamic RoPE) the length of each sequence."""
     rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
     cos, sin = (torch.stack(part)[:, None].to(dtype) for part in zip(*rows, strict=True))
     return cos, sin

@@ -2,7 +2,7 @@
 
 Rounding alone makes two right runs drift apart, so a difference means nothing until it has a scale. Four more runs of
 the same dtype give it one. The controls are three norms that are equally right and round differently. The impostor is
-a norm that is slightly wrong, which has to be told apart, or the run can't see. A norm passes when
+a norm that is slightly wrong, which the run must tell apart, or it cannot see. A norm passes when
 
     its loss never differs from the reference's by more than 10 times the largest difference that any control shows
     up to 10 steps later, or 10 units in the last place of the first loss where that is more
@@ -18,6 +18,7 @@ Exit code 0: parity is shown. 1: a backend or a control failed, or the impostor 
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import shutil
@@ -25,27 +26,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import DTYPES, USAGE, InputError, load_backend
-from model.cli import (
-    Parser,
-    choose_autocast_dtype,
-    choose_device,
-    make_folder,
-    names_in,
-    not_negative,
-    positive,
-    run,
-    say,
-)
-
-if TYPE_CHECKING:
-    import argparse
-
-    from torch import Tensor
+from kernels import DTYPES, USAGE, InputError
+from model.cli import Parser, names_in, not_negative, positive, run
 
 # Over 16 runs of 20 to 100 steps, 6 in float32 and 10 in bfloat16, a right norm reached 4.2 times what the controls
 # show, and a control 2.8 times what the other two do; without the steps ahead, 206 times. Left out is Triton's
@@ -55,10 +41,39 @@ STEPS_AHEAD = 10
 CONTROLS = ("control_columns", "control_blocks", "control_division")
 
 
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--norms", default="reference,torch,triton", help=f"compared with the reference, comma-separated: {USAGE}")
+    add("--steps", type=positive(int), default=100, help="optimizer steps of each run")
+    add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
+    add("--config", help="the model's shape, a config.json (default: configs/tiny.json)")
+    add("--data", default="python", help="the corpus, as train.py takes it")
+    add("--batch-size", type=positive(int), default=8, help="sequences a step")
+    add("--block-size", type=positive(int), default=128, help="tokens a sequence")
+    add("--seed", type=not_negative(int), default=1337, help="seed of the weights and the order of the data")
+    add("--device", default="auto", help="as train.py takes it")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
+    add("--norm-dtype", choices=DTYPES, help="round the norms' inputs to this dtype first")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from tqdm import tqdm
+
+from kernels import load_backend
+from kernels.reference import scale, wide_dtype
+from model.cli import choose_autocast_dtype, choose_device, make_folder, say
+
+
 def control_columns(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference with its squares summed over the even columns and over the odd ones."""
-    from kernels.reference import scale, wide_dtype
-
     wide = x.to(wide_dtype(x))
     squares = wide.square()
     total = squares[..., ::2].sum(-1, keepdim=True) + squares[..., 1::2].sum(-1, keepdim=True)
@@ -67,49 +82,27 @@ def control_columns(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def control_blocks(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference with its squares summed in blocks of 16 columns, one block after another."""
-    from kernels.reference import scale, wide_dtype
-
     wide = x.to(wide_dtype(x))
-    total = sum(block.sum(-1, keepdim=True) for block in wide.square().split(16, -1))
+    blocks = [block.sum(-1, keepdim=True) for block in wide.square().split(16, -1)]
+    total = sum(blocks, start=torch.zeros_like(blocks[0]))
     return scale((wide * (total / x.shape[-1] + eps).rsqrt()).to(x.dtype), weight)
 
 
 def control_division(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference divided by the root, in place of multiplied by the root's reciprocal."""
-    from kernels.reference import scale, wide_dtype
-
     wide = x.to(wide_dtype(x))
     return scale((wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype), weight)
 
 
 def impostor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Slightly wrong: eps ten times too large, and in half precision rounded after the weight and not before."""
-    from kernels.reference import wide_dtype
-
     wide = x.to(wide_dtype(x))
     x_hat = wide * (wide.square().mean(-1, keepdim=True) + 10 * eps).rsqrt()
     return (x_hat * weight.to(wide.dtype)).to(x.dtype)
 
 
-def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("--norms", default="reference,torch,triton", help=f"compared with the reference, comma-separated: {USAGE}")
-    add("--steps", type=positive(int), default=100, help="optimiser steps of each run")
-    add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
-    add("--config", default=ROOT / "configs/tiny.json", help="the model's shape, a config.json")
-    add("--data", default="python", help="the corpus, as train.py takes it")
-    add("--batch-size", type=positive(int), default=8, help="sequences a step")
-    add("--block-size", type=positive(int), default=128, help="tokens a sequence")
-    add("--seed", type=not_negative(int), default=1337, help="of the weights and the order of the data")
-    add("--device", default="auto", help="as train.py takes it")
-    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
-    add("--norm-dtype", choices=DTYPES, help="round what the norms get to this dtype; if left out, it stays as it is")
-    return parser.parse_args()
-
-
 def norms_to_compare(text: str) -> list[str]:
-    """The norms that --norms names beside the reference. Raises InputError where there is none, or one that is ours."""
+    """Norms that --norms names beside the reference. Raises InputError for none, or the script's own."""
     names = [name for name in names_in(text) if name != "reference"]
     if not names or {*CONTROLS, "impostor"} & set(names):
         raise InputError(f"--norms is '{text}'; expected norms to compare with the reference: {USAGE}")
@@ -119,13 +112,15 @@ def norms_to_compare(text: str) -> list[str]:
 def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> list[float]:
     """Run train.py with one norm and return its losses, a step each. Raises InputError with train.py's last line."""
     command = [sys.executable, str(ROOT / "train.py"), "--norm", norm, "--out", str(folder)]
-    for name in ("steps", "config", "data", "batch_size", "block_size", "seed", "device", "dtype"):
+    for name in ("steps", "data", "batch_size", "block_size", "seed", "device", "dtype"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    if args.config:
+        command += ["--config", args.config]
     command += ["--warmup", str(args.steps // 5), "--eval-interval", str(args.steps)]
     folder.mkdir(parents=True, exist_ok=True)
     metrics, log = folder / "metrics.jsonl", folder / "train.log"
     metrics.unlink(missing_ok=True)
-    shutil.rmtree(folder / "state", ignore_errors=True)  # a run that was interrupted; this one begins anew
+    shutil.rmtree(folder / "state", ignore_errors=True)  # left by an interrupted run; this one begins anew
     before = bar.n
     with log.open("w") as log_file, subprocess.Popen(command, stdout=log_file, stderr=log_file) as process:
         try:
@@ -135,7 +130,7 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
                     bar.n = before + metrics.read_text().count("\n")
                     bar.refresh()
         finally:
-            process.terminate()  # after Ctrl-C; nothing where the run has ended
+            process.terminate()  # after Ctrl-C; does nothing to a run that has ended
     if process.returncode:
         raise InputError(f"train.py --norm {norm} failed: {(log.read_text().splitlines() or ['no output'])[-1]}")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
@@ -145,9 +140,7 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
 
 
 def judge(losses: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """For each run beside the reference: its differences, and whether they are explained by rounding."""
-    import numpy as np
-
+    """Differences of each run from the reference, and the verdict: True if rounding explains them."""
     reference = np.array(losses["reference"])
     spacing = float(np.spacing(np.float32(reference[0])))
     ahead = np.minimum(np.arange(len(reference)) + STEPS_AHEAD, len(reference) - 1)
@@ -172,10 +165,8 @@ def plot(losses: dict[str, list[float]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 6.4), layout="constrained")
+    figure = Figure(figsize=(7, 6.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
     reference, equal = np.array(losses["reference"]), 1e-8  # a logarithm has no 0 to draw
     above.plot(reference, label="reference", color="0.85", linewidth=6)
     for name in CONTROLS:  # one family, below the backends
@@ -198,23 +189,20 @@ def plot(losses: dict[str, list[float]], path: Path) -> None:
     for axes in (above, below):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main() -> None:
     args = parse_args()
-    from tqdm import tqdm
-
     names = norms_to_compare(args.norms)
     rounded = f"@{args.norm_dtype}" if args.norm_dtype else ""
     ours = {name: f"scripts.loss_parity:{name}" for name in (*CONTROLS, "impostor")}
     runs = {"reference": "reference", **{name: name for name in names}, **ours}
     runs = {name: norm + rounded for name, norm in runs.items()}
     device = choose_device(args.device)
-    # By name from here on: what `auto` is depends on the machine, and the result has to say it.
+    # By name from here on: `auto` depends on the machine, and the result must not.
     args.dtype = str(choose_autocast_dtype(args.dtype, device)).removeprefix("torch.")
     for norm in runs.values():
-        load_backend(norm, device)  # a name that is wrong is said before the first run
+        load_backend(norm, device)  # refuse a wrong name before the first run
     out = Path(args.out)
     make_folder("--out", out)
     say(f"{args.dtype} on {device}")
@@ -228,8 +216,6 @@ def main() -> None:
     impostor_found = not verdicts["impostor"]["passes"]
     backends_pass = all(verdicts[name]["passes"] for name in names)
     refused = [name for name in CONTROLS if not verdicts[name]["passes"]]
-    import torch
-
     result = {
         "arguments": {name: str(value) for name, value in vars(args).items()},
         "machine": f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads",
