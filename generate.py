@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
         raise InputError("--system is a message of a chat; give --chat too")
     if args.chat and args.num_samples > 1:
         raise InputError(
-            f"--num-samples is {args.num_samples}, and a chat goes on from one answer; leave one of them out"
+            f"--num-samples is {args.num_samples}, and a chat continues from one answer; leave out one of the two"
         )
     return args
 

@@ -120,7 +120,7 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
     folder.mkdir(parents=True, exist_ok=True)
     metrics, log = folder / "metrics.jsonl", folder / "train.log"
     metrics.unlink(missing_ok=True)
-    shutil.rmtree(folder / "state", ignore_errors=True)  # left by an interrupted run; this one begins anew
+    shutil.rmtree(folder / "state", ignore_errors=True)  # left by an interrupted run; this one begins again
     before = bar.n
     with log.open("w") as log_file, subprocess.Popen(command, stdout=log_file, stderr=log_file) as process:
         try:

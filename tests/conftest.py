@@ -1,4 +1,4 @@
-"""What the test files share: a small model with weights worth testing, and commands called in this process."""
+"""Fixtures and options of the tests: a small model with weights worth testing, and commands called in this process."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture
 def config() -> LlamaConfig:
-    """Grouped heads, sizes that are no powers of two, and an eps unlike any default."""
+    """Grouped heads, sizes that are not powers of two, and an eps unlike any default."""
     return LlamaConfig(
         vocab_size=61,
         hidden_size=48,

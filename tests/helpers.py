@@ -1,4 +1,4 @@
-"""What tests share: a text, a small config, weights worth testing, and a run's metrics."""
+"""Helpers that tests share: a text, a small config, weights worth testing, and a run's metrics."""
 
 import json
 import os

@@ -231,7 +231,7 @@ def test_a_run_saves_every_so_many_steps_and_at_its_end(trained, calls, steps, e
     assert len(checkpoints) == len(expected)
 
 
-def test_the_curve_is_drawn_anew_at_each_evaluation(trained, calls):
+def test_the_curve_is_redrawn_at_each_evaluation(trained, calls):
     drawn = calls(model.training.run_log, "plot_losses")
     files = calls(model.training.curves, "replace_file")
     trained("--steps", 5, "--eval-interval", 2)
@@ -258,7 +258,7 @@ def test_norms_are_logged_every_so_many_steps_and_change_nothing(trained, workpl
     assert metrics[-1]["norm_least_square"] == pytest.approx(least, rel=1e-5)
 
 
-def test_a_run_that_goes_on_may_log_its_first_norm_after_an_evaluation(trained, workplace):
+def test_a_resumed_run_may_log_its_first_norm_after_an_evaluation(trained, workplace):
     trained("--steps", 3)
     metrics, _, _ = trained("--resume", "--steps", 5, "--log-norms", 10, "--eval-interval", 4)
     assert [line["step"] for line in metrics if "norm_mean_square" in line] == [4]

@@ -55,7 +55,7 @@ def process_group(device: torch.device) -> Iterator[None]:
             raise
         raise InputError(
             f"another process has ended or cannot be reached ({text[:200]}); look for its own message; "
-            "--resume goes on from what was saved last"
+            "--resume continues from the last save"
         ) from error
     dist.destroy_process_group()
 

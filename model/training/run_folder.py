@@ -41,7 +41,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
     if resume and _object(folder, "data").get("sha256") != data["sha256"]:
-        raise InputError("--data has changed since the run began; bring it back, or begin anew without --resume")
+        raise InputError("--data has changed since the run began; bring it back, or begin again without --resume")
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     if weights or (folder / "config.json").exists():
         try:
@@ -59,7 +59,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     if done and not _finished(folder, done):
         raise InputError(
             f"--out {folder} holds a run that stopped after step {done}; use --resume, name another folder, or "
-            f"remove {folder / STATE} to begin anew"
+            f"remove {folder / STATE} to begin again"
         )
     if weights:
         say(f"{folder} holds an earlier run of this model; its checkpoint is replaced at the first save")
@@ -74,9 +74,9 @@ def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
     try:
         metrics = [json.loads(line) for line in lines]
     except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}); {_anew(path.parent)}") from error
+        raise InputError(f"{path} is damaged ({error}); {_begin_again(path.parent)}") from error
     if len(metrics) < done:
-        raise InputError(f"{path} has {len(metrics)} lines; expected {done}, one a step; {_anew(path.parent)}")
+        raise InputError(f"{path} has {len(metrics)} lines; expected {done}, one a step; {_begin_again(path.parent)}")
     return metrics
 
 
@@ -91,9 +91,9 @@ def _finished(folder: Path, done: int) -> bool:
 def _object(folder: Path, key: str) -> dict[str, Any]:
     found = read_object(folder / RUN).get(key)
     if not isinstance(found, dict):
-        raise InputError(f"{folder / RUN} has no {key}; expected those of a run; {_anew(folder)}")
+        raise InputError(f"{folder / RUN} has no {key}; expected those of a run; {_begin_again(folder)}")
     return found
 
 
-def _anew(folder: Path) -> str:
-    return f"remove {folder / STATE} and begin anew, without --resume"
+def _begin_again(folder: Path) -> str:
+    return f"remove {folder / STATE} and begin again, without --resume"

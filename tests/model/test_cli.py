@@ -1,4 +1,4 @@
-"""What every command shares: errors of one line, and the choice of device and dtype."""
+"""model/cli.py: errors of one line, and the choice of device and dtype."""
 
 import argparse
 import os

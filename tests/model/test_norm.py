@@ -62,7 +62,7 @@ def test_every_norm_has_the_eps_of_the_config(config, make_model):
 
 
 def rows_by_hand(model, tokens):
-    """What each norm of a model sees, in float64, by transformers' hidden states and modules; the eps is its own."""
+    """Inputs of each norm of a model, in float64, from transformers' hidden states and modules; the eps is its own."""
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.config.to_dict())).double().eval()
     theirs.load_state_dict({to_file_name(name): weight.double() for name, weight in model.state_dict().items()})
     seen = []

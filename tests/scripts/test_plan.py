@@ -84,7 +84,7 @@ def test_the_configs_have_the_parameters_of_the_models_they_name(name, count):
 
 
 def measure(model, dtype):
-    """What autograd keeps of a real forward, and the storages that are left after it."""
+    """Bytes that autograd keeps of a real forward, and of the storages that are left after it."""
     losses = []
     with Storages() as storages:
         saved = saved_bytes(lambda: losses.append(real_loss(model, dtype)), model.parameters())

@@ -17,7 +17,7 @@ from model.cli import run
 # The server that forks imports this file by name; without its path it can't, and every child would import torch again.
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 CONTEXT = multiprocessing.get_context("forkserver")
-# What train.py imports, and PyTorch for its first optimiser, takes seconds, and is here before the fork.
+# The imports of train.py, and of PyTorch's first optimizer, take seconds, so they happen before the fork.
 PRELOADED = ["tests.model.training.runs", "pytest", "torch._dynamo", "model.checkpoint.load", "model.generation"]
 PRELOADED += [f"model.{name}" for name in ("tokenizer", "training.curves", "training.prepare", "training.state")]
 CONTEXT.set_forkserver_preload(PRELOADED)

@@ -47,7 +47,7 @@ def same_run(got, expected, controls=()):
 
 
 def distance(a, b):
-    """How far two runs are apart: the largest difference of a loss, of a gradient's norm, of a weight."""
+    """Distance of two runs: the largest difference of a loss, of a gradient's norm, of a weight."""
     a_metrics, b_metrics = metrics_of(a), metrics_of(b)
     a_weights, b_weights = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
     return np.array(
@@ -96,7 +96,7 @@ def test_n_processes_give_the_run_of_one(n, more, workplace, trained, controls):
     assert output[1:] == [""] * (n - 1)  # one of them speaks for all
 
 
-def test_a_run_goes_on_in_another_number_of_processes(workplace, trained, command, controls):
+def test_a_run_resumes_in_another_number_of_processes(workplace, trained, command, controls):
     more = ["--fsdp"] if HAS_FSDP else []
     run = [*RUN, *CONSTANT]
     trained(*run, "--steps", "6", out="out/one")
@@ -141,7 +141,7 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
     for i, name in ((0, "error: "), (2, "error in process 2: ")):
         last = (workplace / f"{i}.log").read_text().splitlines()[-1]
         assert last.startswith(f"{name}another process has ended or cannot be reached")
-        assert "--resume goes on from what was saved last" in last
+        assert "--resume continues from the last save" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
 
 

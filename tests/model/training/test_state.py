@@ -1,4 +1,4 @@
-"""A run that goes on is the run that never stopped, however it ended: by a signal, killed, or with a full disk."""
+"""A resumed run is bit-identical to one that never stopped, however it ended: by a signal, killed, or with a full disk."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def stopped(monkeypatch):
 
 
 def what_counts(folder):
-    """Of a finished run: the losses and rates of every step, and the weights, to the bit."""
+    """Losses and rates of every step of a finished run, and the bits of its weights."""
     lines = [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in metrics_of(folder)]
     return lines, (folder / "model.safetensors").read_bytes()
 
@@ -56,7 +56,7 @@ def what_counts(folder):
         pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
     ],
 )
-def test_a_run_that_is_stopped_and_goes_on_is_the_same_to_the_bit(
+def test_an_interrupted_and_resumed_run_is_bit_identical(
     norm, step, more, trained, workplace, command, stopped
 ):
     run = ["--norm", norm, "--steps", 8, "--save-interval", 3, "--eval-interval", 3, *more]
@@ -82,7 +82,7 @@ def test_the_noisy_depends_on_the_random_state(trained, monkeypatch):
     assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
 
 
-def test_more_steps_go_on_with_the_rate_of_the_longer_run(trained, workplace):
+def test_more_steps_resume_with_the_rate_of_the_longer_run(trained, workplace):
     constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]  # so that the rates of both lengths are the same
     trained("--steps", 6, *constant, out="out/whole")
     trained("--steps", 3, *constant)
@@ -290,7 +290,7 @@ def remove_run(folder):
         (remove_run, "out/model holds no run to continue; leave --resume out"),
     ],
 )
-def test_what_cannot_go_on_is_refused_in_one_line(damage, message, workplace, trained, command):
+def test_what_cannot_resume_is_refused_in_one_line(damage, message, workplace, trained, command):
     trained("--steps", 3)
     damage(workplace / "out/model")
     before = sorted(path.name for path in workplace.rglob("*"))
@@ -323,7 +323,7 @@ def test_a_finished_run_says_so_and_is_left_alone(workplace, trained):
     assert what_counts(workplace / "out/model") == before
 
 
-def test_a_run_killed_before_its_first_save_goes_on_from_the_start(workplace, trained, command):
+def test_a_run_killed_before_its_first_save_resumes_from_the_start(workplace, trained, command):
     trained("--steps", 3, out="out/whole")
     trained("--steps", 3)
     shutil.rmtree(workplace / "out/model/state")
@@ -332,7 +332,7 @@ def test_a_run_killed_before_its_first_save_goes_on_from_the_start(workplace, tr
     assert what_counts(workplace / "out/model") == what_counts(workplace / "out/whole")
 
 
-def test_a_run_begun_anew_leaves_nothing_to_go_on_with_of_the_one_before(workplace, trained, command, stopped):
+def test_a_new_run_leaves_no_state_of_the_one_before(workplace, trained, command, stopped):
     trained("--steps", 4, "--seed", 1)
     stopped(0, signal.SIGTERM)
     assert command(train.main, *RUN, "--steps", 4, "--seed", 2)[0] == 128 + signal.SIGTERM
@@ -353,13 +353,13 @@ def test_flags_given_at_the_resume_hold(workplace, trained, command):
     assert weights[0] != weights[1]
 
 
-def test_what_is_lost_of_an_unfinished_run_is_told_with_a_way_out(workplace, command, stopped):
+def test_a_damaged_unfinished_run_is_refused_with_a_way_out(workplace, command, stopped):
     stopped(1, signal.SIGTERM)
     command(train.main, *RUN, "--steps", 4)
     lose_metrics(workplace / "out/model")
     code, _, stderr = command(train.main, "--resume", "--out", "out/model")
     assert code == 2
-    assert "remove out/model/state and begin anew, without --resume" in stderr
+    assert "remove out/model/state and begin again, without --resume" in stderr
     shutil.rmtree(workplace / "out/model/state")
     assert command(train.main, *RUN, "--steps", 4)[0] == 128 + signal.SIGTERM  # at the same step again
 
