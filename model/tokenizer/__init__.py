@@ -1,4 +1,4 @@
-"""Tokenizers: sentencepiece_model.py reads tokenizer.model, tokenizer_json.py reads tokenizer.json."""
+"""Tokenizers of checkpoints: sentencepiece_model.py reads tokenizer.model, tokenizer_json.py reads tokenizer.json."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from model.tokenizer.sentencepiece_model import SentencePieceTokenizer
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint directory; tokenizer.model, if it is sentencepiece's, wins over tokenizer.json.
+    """Load the tokenizer of a checkpoint directory; a sentencepiece tokenizer.model wins over tokenizer.json.
 
-    Both are published side by side, and sentencepiece is the one that LLaMA was trained with. Raises InputError.
+    Many checkpoints publish both, and LLaMA was trained with sentencepiece. Raises InputError if neither can be used.
     """
-    folder = Path(folder)
-    model, json = folder / "tokenizer.model", folder / "tokenizer.json"
+    model, json = Path(folder) / "tokenizer.model", Path(folder) / "tokenizer.json"
     if not model.exists() and not json.exists():
         raise InputError(f"no tokenizer in {folder}; expected a tokenizer.model or a tokenizer.json")
-    config = TokenizerConfig.load(folder)
+    config = TokenizerConfig.load(Path(folder))
     if model.exists():
         proto = read_file(model)
         try:
             return SentencePieceTokenizer(proto, config)
-        except (RuntimeError, ValueError) as error:
-            if not json.exists():  # LLaMA 3 is published with a tiktoken file of that name
+        except (RuntimeError, ValueError) as error:  # LLaMA 3 is published with a tiktoken file of that name
+            if not json.exists():
                 raise InputError(
                     f"{model} is not a sentencepiece model; put the checkpoint's tokenizer.json beside it, or fetch "
                     "it again if it should be one"
                 ) from error
-            say(f"{model} is not a sentencepiece model; {json.name} beside it is used")
-    from model.tokenizer.tokenizer_json import JsonTokenizer  # needs a package of the extra `json`
+            say(f"{model} is not a sentencepiece model; using {json.name} beside it")
+    from model.tokenizer.tokenizer_json import JsonTokenizer  # lazy: its package `tokenizers` is optional
 
     return JsonTokenizer(json, config)

@@ -1,108 +1,119 @@
-"""What every kind of tokenizer does: encode, decode, and decode while the ids are still coming."""
+"""The parts that all tokenizers share: encoding, decoding, and decoding while the ids are still arriving."""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 
 from kernels import InputError
 from model.tokenizer.files import AddedToken, TokenizerConfig
-from model.tokenizer.text import AS_TEXT, Splitter
 
+SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself can't be encoded as text
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text
-PART = 2**16  # characters that encode_parts takes at a time; sentencepiece is slower with more
+AS_TEXT = "\U000f0000"  # private use: marks the name of a control token that is meant as text
 
 
 class Tokenizer:
-    """What every kind of tokenizer can do; a kind adds how text without control tokens is encoded, and pieces' bytes.
+    """Base of all tokenizers; a subclass adds _encode, _encode_continuation and _piece_bytes.
 
-    Ids run from 0 to vocab_size - 1, perhaps with gaps. `files` is what a checkpoint directory needs to carry it, as
-    name and content; `adds_bos` whether a text should begin with bos_id; `token_names` what chat templates ask for.
+    Ids run from 0 to vocab_size - 1, possibly with gaps. `files` is the name and content of each file that a checkpoint
+    directory needs, `token_names` the text of bos_token, eos_token and the like for chat templates.
     """
 
     vocab_size: int
     bos_id: int | None
     eos_id: int | None
-    adds_bos: bool
-    drops_space: bool  # whether decoding takes away the space that encoding put before the first word
+    adds_bos: bool  # True if a text should begin with bos_id
+    drops_space: bool  # True if decoding removes the space that encoding put before the first word
 
     def __init__(self, files: dict[str, bytes], config: TokenizerConfig, added: Iterable[AddedToken]) -> None:
         self.files = {**files, **config.files}
         self.chat_template = config.chat_template
         self.token_names = {key: text for key, text in config.names.items() if text is not None}
         self.added = {token.id: token for token in added}
-        self.controls = Splitter(token for token in self.added.values() if token.control)
+        controls = [token for token in self.added.values() if token.control]
+        self._control_ids = {token.id for token in controls}
+        self._controls = Splitter(controls)
 
     def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
-        """Ids of any text. Control tokens come from `bos` and `eos` alone, never from the text."""
-        for wanted, id, name in ((bos, self.bos_id, "beginning"), (eos, self.eos_id, "end")):
-            if wanted and id is None:
-                raise InputError(f"this tokenizer has no {name}-of-text token; encode without it")
-        ids = [id for part in self.encode_parts(text, len(text) + 1) for id in part]
-        return [self.bos_id] * bos + ids + [self.eos_id] * eos
+        """Ids of any text. Control tokens come from `bos` and `eos` alone, never from the text.
+
+        Raises InputError when the tokenizer lacks the control token asked for.
+        """
+        before = [_existing(self.bos_id, "beginning")] if bos else []
+        after = [_existing(self.eos_id, "end")] if eos else []
+        return before + self._encode_text(text, first=True) + after
 
     def encode_with_control_tokens(self, text: str, bos: bool = False) -> list[int]:
-        """Ids of a text in which the names of control tokens stand for them, as chat templates write it.
+        """Ids of a text in which the names of control tokens stand for those tokens, as in chat templates.
 
         At most one bos_id leads, whether the text names it or `bos` asks for it.
         """
-        ids = [self.bos_id] * (bos and self.bos_id is not None)
-        for start, stretch in self.controls.split(text):
+        ids = [self.bos_id] if bos and self.bos_id is not None else []
+        for start, stretch in self._controls.split(text):
             if isinstance(stretch, AddedToken):
                 ids.append(stretch.id)
             else:
-                for part in self._plain(stretch.replace(AS_TEXT, ""), start == 0, len(text)):
-                    ids += part
-        while self.bos_id is not None and ids[:2] == [self.bos_id] * 2:
+                ids += self._encode_text(stretch.replace(AS_TEXT, ""), first=start == 0)
+        while ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]
         return ids
 
     def as_text(self, text: str) -> str:
-        """`text`, marked so that encode_with_control_tokens takes the names of control tokens in it for plain text."""
-        return self.controls.pattern.sub(lambda name: AS_TEXT + name[0], text.replace(AS_TEXT, ""))
+        """`text`, marked so that encode_with_control_tokens takes the names of control tokens in it as plain text."""
+        return self._controls.pattern.sub(lambda name: AS_TEXT + name[0], text.replace(AS_TEXT, ""))
 
-    def encode_parts(self, text: str, size: int = PART) -> Iterator[list[int]]:
-        """The ids of encode(text), for texts too long to be encoded at once: parts of `size` characters or more.
+    def _encode_text(self, text: str, first: bool) -> list[int]:
+        """Ids of a text, none of them a control token's; `first` as in _encode."""
+        ids = self._encode(text, first)
+        if self._control_ids.isdisjoint(ids):
+            return ids
+        # The checkpoint's files have made an ordinary piece special: spell it letter by letter.
+        spelled = []
+        for id in ids:
+            if id in self._control_ids:
+                for letter in self.added[id].text:
+                    spelled += self._encode_continuation(letter)
+            else:
+                spelled.append(id)
+        return [id for id in spelled if id not in self._control_ids]
 
-        A part ends where no token can reach across; where there is no such place, the part is larger.
-        """
-        return self._plain(text, True, size)
-
-    def _plain(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
-        controls = {token.id for token in self.added.values() if token.control}
-        for ids in self._parts(text, first, size):
-            if not controls.isdisjoint(ids):  # a piece of the model that the checkpoint's files have made special
-                spelled = {id: [i for letter in self.added[id].text for i in self._middle(letter)] for id in controls}
-                ids = [i for id in ids for i in spelled.get(id, [id]) if i not in controls]
-            yield ids
-
-    def _parts(self, text: str, first: bool, size: int) -> Iterator[list[int]]:
-        """Ids of a text; `first` says that nothing comes before it, not even a control token."""
+    def _encode(self, text: str, first: bool) -> list[int]:
+        """Ids of a text; `first` is True if nothing precedes it, not even a control token."""
         raise NotImplementedError
 
-    def _middle(self, text: str) -> list[int]:
+    def _encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that continues another."""
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Control tokens have none; bytes that are no UTF-8 become U+FFFD."""
+        """The text of ids. Control tokens have none; bytes that are not UTF-8 become U+FFFD."""
         stream = TokenStream(self)
-        return "".join(stream.push(id) for id in ids) + stream.finish()
+        pieces = [stream.push(id) for id in ids]
+        return "".join(pieces) + stream.finish()
 
     def piece_bytes(self, id: int) -> bytes:
-        """What one id adds to the text, in UTF-8: perhaps only a part of a character. UNKNOWN if it is no piece's."""
-        if id in self.added and self.added[id].control:
+        """UTF-8 bytes that an id adds to the text, possibly part of a character; UNKNOWN if the id has no piece."""
+        if id in self._control_ids:
             return b""
         return self._piece_bytes(id) if 0 <= id < self.vocab_size else UNKNOWN
 
     def _piece_bytes(self, id: int) -> bytes:
+        """The same for an id below vocab_size that is not a control token's."""
         raise NotImplementedError
 
 
-class TokenStream:
-    """Decodes ids one by one: what push and finish return adds up to the text that decode gives for all of them.
+def _existing(id: int | None, name: str) -> int:
+    if id is None:
+        raise InputError(f"this tokenizer has no {name}-of-text token; encode without it")
+    return id
 
-    A character that spans several ids is held back until it is whole, and a space belongs to the word after it.
+
+class TokenStream:
+    """Decoder that takes ids one by one; the texts from push and finish add up to what decode gives for all of them.
+
+    A character that spans several ids is held back until it is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -119,5 +130,32 @@ class TokenStream:
         return self._utf8.decode(piece)
 
     def finish(self) -> str:
-        """What is left when no more ids come: an unfinished character, as U+FFFD."""
+        """The rest when no more ids come: U+FFFD for an incomplete character, or nothing."""
         return self._utf8.decode(b"", final=True)
+
+
+class Splitter:
+    """Finder of added tokens in a text, the longest name first, with the white space that each takes along."""
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        self._tokens = {token.text: token for token in tokens if token.text}
+        names = map(self._regex, sorted(self._tokens, key=len, reverse=True))
+        self.pattern = re.compile(f"{AS_TEXT}?(?:{'|'.join(names) or '(?!)'})")
+
+    def _regex(self, name: str) -> str:
+        return rf"(?<!\w){re.escape(name)}(?!\w)" if self._tokens[name].single_word else re.escape(name)
+
+    def split(self, text: str) -> Iterator[tuple[int, str | AddedToken]]:
+        """Alternating stretches of text and added tokens, each with its position; names after AS_TEXT stay text."""
+        start = 0
+        for match in self.pattern.finditer(text):
+            if match[0].startswith(AS_TEXT):
+                continue
+            token = self._tokens[match[0]]
+            before = text[start : match.start()]
+            yield start, before.rstrip() if token.lstrip else before
+            yield match.start(), token
+            start = match.end()
+            while token.rstrip and text[start : start + 1].isspace():
+                start += 1
+        yield start, text[start:]

@@ -1,4 +1,4 @@
-"""Chat: messages through the checkpoint's own template, in jinja2's sandbox, and on to token ids."""
+"""Render chat messages with the checkpoint's own template, in jinja2's sandbox, and encode them to token ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kernels import InputError
 from model.tokenizer.base import Tokenizer
 
-# What a template can end in, beside jinja2's own errors: it is a program, and its faults are Python's.
+# A template is a program: beside jinja2's own errors, it can raise these of Python's.
 PYTHON_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError,
     ValueError,
@@ -23,10 +23,10 @@ PYTHON_ERRORS = (
 
 
 def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """The text of a chat as the model was trained on it, control tokens by their names.
+    """Render a chat as the model was trained on it, with control tokens by name.
 
-    `messages` are like {"role": "user", "content": "Hello"}; with add_generation_prompt the answer's beginning follows.
-    Raises InputError when the checkpoint has no template, or when the template can't take these messages.
+    A message is like {"role": "user", "content": "Hello"}. With add_generation_prompt the text ends with the start of
+    the answer. Raises InputError if the checkpoint has no template, or if the template fails on these messages.
     """
     if tokenizer.chat_template is None:
         raise InputError(
@@ -51,9 +51,9 @@ def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_genera
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> list[int]:
-    """Token ids of a chat, with BOS once, from the template or, if it has none, where the checkpoint adds one.
+    """Token ids of a chat. BOS leads at most once, whether the template writes it or the checkpoint adds it.
 
-    Control tokens come from the template alone: their names inside a message are text. Raises what render_chat does.
+    Control tokens come from the template alone: their names in a message are text. Raises the errors of render_chat.
     """
     messages = [{key: tokenizer.as_text(value) for key, value in message.items()} for message in messages]
     text = render_chat(tokenizer, messages, add_generation_prompt)
@@ -65,7 +65,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class _Generation(Extension):
-    """{% generation %}, with which transformers' templates mark what the model itself says: here it changes nothing."""
+    """The tag {% generation %}, which marks the model's own words for training; in rendering it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -75,7 +75,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives a template, since templates are written for it."""
+    """jinja2 with the filters, functions and tags of transformers, for which templates are written."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -96,5 +96,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter writes HTML's escapes.
+    # jinja2's own filter escapes HTML
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

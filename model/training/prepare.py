@@ -1,7 +1,7 @@
-"""Turn a text into what a run reads: a sentencepiece tokenizer and one file of token ids.
+"""Turn a text into a sentencepiece tokenizer and one file of token ids for a training run.
 
-The folder holds tokenizer.model, tokens.bin and meta.json, which records the dtype of the ids, the vocabulary, where
-the held-out tail begins and what the text was made of.
+The folder holds tokenizer.model, tokens.bin and meta.json, which records the ids' dtype, the size of the vocabulary,
+where the held-out tail begins, and the source of the text.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 import shutil
 import sysconfig
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +22,22 @@ from tqdm import tqdm
 
 from kernels import InputError
 from model.cli import say
+from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-HELD_OUT = 0.1  # the tail of the tokens that is never trained on
+HELD_OUT = 0.1  # fraction of the tokens, at the end, that is never trained on
+PART = 2**16  # characters that are encoded at once; sentencepiece is slower with more
+PART_END = re.compile(r"
+|[^ ](?= )")  # a piece of train_tokenizer's has spaces only in front, and no line break
 
 
 def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
-    """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if need be.
+    """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if it is missing.
 
-    Where it is out of date it is made anew, unless `renew` is False: a run that goes on needs what it began with.
-    Raises InputError for a corpus that is missing, empty or not UTF-8, or cannot be fetched; no folder is left then.
+    A folder that is out of date is made again, unless `renew` is False: a resumed run needs the data it started with.
+    Raises InputError if the corpus is missing, empty, not UTF-8 or can't be fetched; no folder is left then.
     """
     files = _corpus_files(data, root)
     fingerprint = _fingerprint(files)
@@ -50,7 +56,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
     except InputError as error:
         raise InputError(f"--data {data}: {error}") from error
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what an interrupted run left
+    shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
     try:
         partial.mkdir(parents=True)
         for name, content in tokenizer.files.items():
@@ -62,7 +68,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
         partial.rename(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(f"{folder} cannot be written ({error}); free some space, or name another place") from error
+        raise InputError(f"{folder} can't be written ({error}); free some space, or name another place") from error
     return folder
 
 
@@ -89,13 +95,13 @@ def _corpus_files(data: str, root: Path) -> list[Path]:
 
 
 def fetch(url: str, sha256: str, path: Path) -> Path:
-    """Download once to `path`. Raises InputError when offline, or when the content isn't the one expected."""
+    """Download once to `path`. Raises InputError when offline, or when the content has another checksum."""
     if not path.exists():
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{url} cannot be fetched ({error}); use --data python, or --data PATH") from error
+            raise InputError(f"{url} can't be fetched ({error}); use --data python, or --data PATH") from error
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
             raise InputError(f"{url} has SHA-256 {found}; expected {sha256}; use --data PATH with a file you trust")
@@ -107,9 +113,9 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
 
 
 def _fingerprint(files: list[Path]) -> str:
-    """Changes when a file of the corpus comes, goes or is written to."""
+    """Hash that changes when a file of the corpus is added, removed or written to."""
     stats = ((str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    # "sha256" is one of the keys of meta.json: a folder from before it was is out of date.
+    # "sha256" names a key of meta.json: folders written before that key existed are out of date.
     return hashlib.sha256(json.dumps([HELD_OUT, "sha256", *stats]).encode()).hexdigest()
 
 
@@ -119,17 +125,18 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text ({error}); convert it, or leave it out of --data") from error
     except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}); leave it out of --data") from error
+        raise InputError(f"{file} can't be read ({error.strerror}); leave it out of --data") from error
 
 
-def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str, Any]:
-    """Every document between a begin and an end token. Returns the dtype, the counts, the unigram loss and a hash."""
+def _write_tokens(documents: list[str], tokenizer: Tokenizer, path: Path) -> dict[str, Any]:
+    """Write the ids of all documents, each between bos_id and eos_id. Returns their entries in meta.json."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
     bar = tqdm(unit="token", unit_scale=True, disable=None)
     with path.open("wb") as out, bar:
         for text in documents:
             np.array([tokenizer.bos_id], dtype).tofile(out)
-            for ids in tokenizer.encode_parts(text):
+            for part in _parts(text):
+                ids = tokenizer.encode(part)
                 np.array(ids, dtype).tofile(out)
                 bar.update(len(ids))
             np.array([tokenizer.eos_id], dtype).tofile(out)
@@ -140,12 +147,22 @@ def _write_tokens(documents: list[str], tokenizer: Any, path: Path) -> dict[str,
         "n_tokens": len(tokens),
         "n_train": n_train,
         "unigram_loss": _unigram_loss(tokens[:n_train], tokens[n_train:], tokenizer.vocab_size),
-        "sha256": hashlib.sha256(tokens).hexdigest(),  # by which --resume knows the data again
+        "sha256": hashlib.sha256(tokens.data).hexdigest(),  # lets --resume recognize the data
     }
 
 
-def _unigram_loss(train: Any, held_out: Any, vocab_size: int) -> float | None:
-    """Nats a token that predicting each by its frequency costs: what a model that sees no context reaches."""
-    counts = np.bincount(train, minlength=vocab_size) + 1  # one more each, so that none has probability 0
+def _parts(text: str) -> Iterator[str]:
+    """Parts of a text of about PART characters that have the ids of the whole, because no piece reaches across."""
+    start = 0
+    while start < len(text):
+        found = PART_END.search(text, start + PART - 1)
+        end = found.end() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _unigram_loss(train: np.ndarray, held_out: np.ndarray, vocab_size: int) -> float | None:
+    """Nats per token when each is predicted by its frequency: the loss of a model that ignores context."""
+    counts = np.bincount(train, minlength=vocab_size) + 1  # add one, so that no token has probability 0
     surprise = -np.log(counts / counts.sum())
     return float(surprise[held_out].mean()) if len(held_out) else None

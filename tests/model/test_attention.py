@@ -146,7 +146,10 @@ def test_with_a_window_a_query_reads_the_last_keys_alone(config, averaging, wind
     config = replace(config, sliding_window=window)
     x = torch.randn(2, 9, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     cache = cache_for(config)
-    parts = [averaging(x[:, s:e], plain_span(config, s, e, torch.float32, CPU), cache) for s, e in [(0, 4), (4, 6), (6, 7), (7, 8)]]
+    parts = [
+        averaging(x[:, s:e], plain_span(config, s, e, torch.float32, CPU), cache)
+        for s, e in [(0, 4), (4, 6), (6, 7), (7, 8)]
+    ]
     expected = [x[:, max(0, i + 1 - window) : i + 1].mean(1) for i in range(8)]
     torch.testing.assert_close(torch.cat(parts, 1), torch.stack(expected, 1), rtol=0, atol=1e-12)  # means of float64
 

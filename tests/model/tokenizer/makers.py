@@ -1,14 +1,16 @@
-"""Small tokenizers like the published ones, trained on the spot for the tests."""
+"""Small tokenizers like the published ones, trained during the tests."""
 
 import json
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from model.tokenizer.tokenizer_json import WORDS
-
 TEXT = "once upon a time there was a lily\n\n    in 2024:\t「漢字」 and café!\nonce upon a time, 1999 lilies\n" * 20
-LLAMA3 = max(WORDS, key=len)  # with {1,3}
+# The regular expression that divides LLaMA 3's texts into words.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 NASTY = [
     "", "a\nb", "a\tb", "a\r\nb\r", "\n\n\n", " lead", "trail ", "  two  spaces  ", "   ", "a\0b", "\0", "🙂🏽",
     "\ufeffBOM", "e\u0301", "ﬁ①\u00a0\u2028", "it's\n\n\n  I'LL  \n\t\n 12345 678\n ?!\n\n?! \n x", "a" * 300,
@@ -17,7 +19,7 @@ NASTY = [
 
 
 def byte_level(folder: Path, digits: bool = False) -> Path:
-    """LLaMA 3's kind: bytes, its words and its post-processor; or SmolLM2's, with single digits and GPT-2's words."""
+    """LLaMA 3's tokenizer.json: bytes, its regular expression, its post-processor. `digits` makes it SmolLM2's."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
     words = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -44,7 +46,7 @@ def byte_level(folder: Path, digits: bool = False) -> Path:
 
 
 def sentencepiece_like(folder: Path, scheme: str | None = None) -> Path:
-    """LLaMA 2's tokenizer.json: a space before every stretch of text; with a Metaspace instead if a scheme is given."""
+    """LLaMA 2's tokenizer.json, with a space before every stretch of text, or with a Metaspace of the given scheme."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=120, show_progress=False))

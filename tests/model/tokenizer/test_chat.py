@@ -91,7 +91,7 @@ def test_chats_are_rendered_and_encoded_as_by_transformers(tmp_path, name, make,
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("adds", [False, True])
-def test_bos_leads_once_whether_the_template_or_the_tokenizer_writes_it(tmp_path, name, adds):
+def test_bos_leads_once_whether_template_or_tokenizer_writes_it(tmp_path, name, adds):
     tokenizer = load_tokenizer(with_template(byte_level(tmp_path), TEMPLATES[name], add_bos_token=adds))
     ids = encode_chat(tokenizer, [USER])
     assert ids.count(tokenizer.bos_id) == (adds or name != "chatml")
@@ -117,7 +117,7 @@ def test_sentencepiece_gives_a_template_its_own_begin_and_end(tmp_path):
     assert ids == [1, *tokenizer.encode("[INST]  a lily\n [/INST] upon a time"), 2]
 
 
-def test_the_time_is_given_as_asked_for(tmp_path):
+def test_templates_get_the_time_in_their_format(tmp_path):
     tokenizer = load_tokenizer(with_template(byte_level(tmp_path), "{{ strftime_now('%Y') | int > 2000 }}"))
     assert render_chat(tokenizer, [USER]) == "True"
 

@@ -7,13 +7,10 @@ import pytest
 
 from kernels import InputError
 from model import json_file
-from model.tokenizer import files as tokenizer_files
 from model.tokenizer import load_tokenizer
-from model.tokenizer.files import TokenizerConfig
+from model.tokenizer.files import ADDED, CONFIG, SPECIAL, TEMPLATE, AddedToken, TokenizerConfig
 from model.tokenizer.sentencepiece_model import train_tokenizer
 from tests.model.tokenizer.makers import TEXT, byte_level, sentencepiece_like
-
-CONFIG, MAP, ADDED, TEMPLATE = tokenizer_files.NAMES
 
 
 def load(folder, **files) -> TokenizerConfig:
@@ -36,16 +33,11 @@ def test_the_template_file_wins_over_the_config(tmp_path):
 def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_path):
     older = {"added_tokens": {"<old>": 5, "<sep>": 6}, "special_tokens_map": {"sep_token": "<sep>"}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>"}, **older)
-    assert [(token.id, token.text, token.control) for token in config.added] == [
-        (5, "<old>", False),
-        (6, "<sep>", True),
-    ]
+    assert config.added == [AddedToken(5, "<old>", False, normalized=True), AddedToken(6, "<sep>", True)]
     assert config.names == {"bos_token": "<b>", "sep_token": "<sep>"}
     decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "added_tokens_decoder": decoder})
-    assert [(token.id, token.text, token.control, token.lstrip) for token in config.added] == [
-        (7, "<new>", False, True)
-    ]
+    assert config.added == [AddedToken(7, "<new>", False, lstrip=True, normalized=True)]
     assert config.names == {"bos_token": "<b>"}
 
 
@@ -60,19 +52,19 @@ def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_pat
         (CONFIG, {"chat_template": 5}, "chat_template is 5; expected a text"),
         (CONFIG, {"chat_template": [{"name": "default"}]}, "expected a name and a template"),
         (CONFIG, {"added_tokens_decoder": []}, "added_tokens_decoder is []; expected an object"),
-        (CONFIG, {"added_tokens_decoder": {"x": {"content": "a"}}}, '"a" has the id "x"; expected a whole number'),
-        (CONFIG, {"added_tokens_decoder": {"-1": {"content": "a"}}}, '"a" has the id "-1"; expected a whole number'),
-        (CONFIG, {"added_tokens_decoder": {"9" * 30: {"content": "a"}}}, "expected a whole number"),
+        (CONFIG, {"added_tokens_decoder": {"x": {"content": "a"}}}, '"a" has the id "x"; expected a non-negative'),
+        (CONFIG, {"added_tokens_decoder": {"-1": {"content": "a"}}}, '"a" has the id "-1"; expected a non-negative'),
+        (CONFIG, {"added_tokens_decoder": {"9" * 30: {"content": "a"}}}, "expected a non-negative integer"),
         (CONFIG, {"added_tokens_decoder": {"1": "a"}}, 'added_tokens_decoder "1" is "a"; expected an object'),
         (CONFIG, {"added_tokens_decoder": {"1": {"content": 1}}}, "expected a text, or an object"),
         (CONFIG, {"added_tokens_decoder": {"1": {"content": "a", "special": "no"}}}, 'special is "no"; expected true'),
         (CONFIG, {"additional_special_tokens": "<a>"}, 'additional_special_tokens is "<a>"; expected a list'),
-        (ADDED, {"<pad>": "32000"}, '"<pad>" has the id "32000"; expected a whole number'),
-        (ADDED, {"<pad>": -1}, '"<pad>" has the id -1; expected a whole number'),
-        (ADDED, {"<pad>": True}, '"<pad>" has the id true; expected a whole number'),
-        (ADDED, {"<pad>": 2**40}, "expected a whole number"),
-        (MAP, {"unk_token": ["<unk>"]}, "unk_token is [...]; expected a text".replace("...", '"<unk>"')),
-        (MAP, "x" * 1000, "holds a str"),
+        (ADDED, {"<pad>": "32000"}, '"<pad>" has the id "32000"; expected a non-negative integer'),
+        (ADDED, {"<pad>": -1}, '"<pad>" has the id -1; expected a non-negative integer'),
+        (ADDED, {"<pad>": True}, '"<pad>" has the id true; expected a non-negative integer'),
+        (ADDED, {"<pad>": 2**40}, "expected a non-negative integer"),
+        (SPECIAL, {"unk_token": ["<unk>"]}, "unk_token is [...]; expected a text".replace("...", '"<unk>"')),
+        (SPECIAL, "x" * 1000, "holds a str"),
     ],
 )
 def test_wrong_types_are_refused_by_file_key_and_value(tmp_path, name, content, message):
@@ -84,20 +76,20 @@ def test_wrong_types_are_refused_by_file_key_and_value(tmp_path, name, content, 
     assert len(str(error.value)) < 300 + len(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", tokenizer_files.NAMES)
+@pytest.mark.parametrize("name", [CONFIG, SPECIAL, ADDED, TEMPLATE])
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", b"[" * 10**5, b"", None], ids=["binary", "deep", "empty", "folder"]
 )
-def test_what_is_no_json_or_text_is_refused_by_path(tmp_path, name, content):
+def test_content_that_is_not_json_or_text_is_refused_by_path(tmp_path, name, content):
     if name == TEMPLATE and content in (b"[" * 10**5, b""):
-        return  # that is a text
+        return  # a valid template
     (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=str(tmp_path / name)) as error:
         TokenizerConfig.load(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
+def test_a_far_too_large_file_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(json_file, "LARGEST", 100)
     (tmp_path / "tokenizer.model").write_bytes(bytes(101))
     with pytest.raises(InputError, match=r"tokenizer\.model has 101 bytes; expected at most 100"):
@@ -105,7 +97,7 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path, monkeypatch):
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """Bytes changed, cut, doubled or swapped; or, of JSON, a value replaced by one of another type."""
+    """`content` cut short, replaced, or with some bytes changed; in JSON perhaps a value of another type."""
     kind = draw.randrange(5)
     if kind == 0:
         return content[: draw.randrange(len(content))]
@@ -131,14 +123,14 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 SMALL_FILES = {
     ADDED: b'{"<pad>": 700, "<more>": 701}',
-    MAP: b'{"pad_token": {"content": "<pad>"}, "additional_special_tokens": ["<more>"]}',
+    SPECIAL: b'{"pad_token": {"content": "<pad>"}, "additional_special_tokens": ["<more>"]}',
     TEMPLATE: b"{{ bos_token }}{{ messages[0]['content'] }}",
     CONFIG: b'{"added_tokens_decoder": {"702": {"content": "<x>", "special": true}}, "bos_token": "<s>"}',
 }
 
 
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama3", "llama2"])
-def test_damaged_at_random_it_loads_and_works_or_is_refused_in_one_line(tmp_path, kind):
+def test_a_randomly_damaged_tokenizer_works_or_is_refused_in_one_line(tmp_path, kind):
     if kind == "sentencepiece":
         for name, content in {**train_tokenizer([TEXT], 300).files, **SMALL_FILES}.items():
             (tmp_path / name).write_bytes(content)

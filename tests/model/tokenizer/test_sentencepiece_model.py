@@ -1,4 +1,4 @@
-"""The tokenizer gives every text back, also piece by piece; sentencepiece's own decode is the oracle."""
+"""Every text comes back from its ids, whole and streamed; sentencepiece's own decode is the oracle."""
 
 import io
 import json
@@ -24,7 +24,7 @@ TEXTS = [text for text in ODD_TEXTS if "\u2581" not in text]  # sentencepiece it
 
 
 def train_directly(**options) -> Tokenizer:
-    """A model that isn't trained in our manner: with LLaMA's space before every text, and no byte fallback if asked."""
+    """A model without train_tokenizer's options: by default with LLaMA's space before every text."""
     proto = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXT.split("\n")),
@@ -46,12 +46,6 @@ def ours() -> Tokenizer:
 @pytest.fixture(scope="module")
 def llama_like() -> Tokenizer:
     return train_directly(byte_fallback=True, add_dummy_prefix=True)
-
-
-@pytest.fixture(scope="module")
-def squeezing() -> Tokenizer:
-    """Its normaliser makes one space of several and of tabs, so that what comes before matters."""
-    return train_directly(byte_fallback=True, remove_extra_whitespaces=True, normalization_rule_name="nmt_nfkc")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +83,7 @@ def test_bos_and_eos_come_once_and_only_on_request(ours, text, bos, eos):
     assert ours.decode(ids) == text
 
 
-def test_every_digit_is_a_token_of_its_own(ours):
+def test_every_digit_is_its_own_token(ours):
     assert [ours.decode([id]) for id in ours.encode("2024")] == ["2", "0", "2", "4"]
 
 
@@ -107,7 +101,7 @@ def test_llama_like_model_decodes_without_its_leading_space(llama_like, text):
     assert llama_like.decode(llama_like.encode(text, bos=True)) == text
 
 
-def test_a_character_of_several_tokens_is_shown_when_it_is_whole(ours):
+def test_a_character_of_several_tokens_is_shown_when_it_is_complete(ours):
     ids = ours.encode("a🙂")
     assert stream(ours, ids) == ["a", "", "", "", "🙂", ""]
 
@@ -121,20 +115,8 @@ def test_unknown_ids_are_shown(without_bytes):
     assert without_bytes.decode(without_bytes.encode("a🙂e")) == "a \u2047 e"
 
 
-def test_an_unknown_id_keeps_its_space_also_at_the_start(llama_like):
+def test_an_unknown_id_keeps_its_space_at_the_start(llama_like):
     assert llama_like.decode([0]) == " \u2047 "  # as sentencepiece decodes it
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 50])
-@pytest.mark.parametrize("kind", ["ours", "llama_like", "without_bytes", "squeezing"])
-def test_parts_have_the_ids_of_the_whole(request, kind, size):
-    tokenizer = request.getfixturevalue(kind)
-    draw = random.Random(size)
-    bits = ["a", "lily", "once upon", " ", "  ", "\n", "\r\n", "12", "!", "🙂", "漢", "字", "\u2581"]
-    for text in [*ODD_TEXTS, "x" * 300, *("".join(draw.choices(bits, k=60)) for _ in range(60))]:
-        assert [id for part in tokenizer.encode_parts(text, size) for id in part] == tokenizer.encode(text), text
-    n_parts = len(list(tokenizer.encode_parts(TEXT, size)))
-    assert (n_parts == 1) if kind == "squeezing" else n_parts > len(TEXT) / (size + 20)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 258, 270])
@@ -158,7 +140,7 @@ def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path):
 
 
 def folder_with(tmp_path, tokenizer, **files) -> Path:
-    """A checkpoint directory's tokenizer.model, with JSON files beside it."""
+    """A checkpoint directory with a tokenizer.model and JSON files beside it."""
     (tmp_path / "tokenizer.model").write_bytes(tokenizer.files["tokenizer.model"])
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -175,7 +157,7 @@ def test_an_added_token_has_its_text_and_an_unknown_id_a_placeholder(ours, tmp_p
     assert tokenizer.encode("a<pad>b") == [*ours.encode("a"), n, *ours.encode("b")]
 
 
-def test_an_added_token_that_is_named_special_is_a_control_token(ours, tmp_path):
+def test_an_added_token_named_as_special_is_a_control_token(ours, tmp_path):
     n = ours.vocab_size
     folder = folder_with(tmp_path, ours, added_tokens={"<pad>": n}, special_tokens_map={"pad_token": "<pad>"})
     tokenizer = load_tokenizer(folder)
@@ -200,6 +182,21 @@ def test_the_config_names_other_end_and_begin_tokens(ours, tmp_path):
     assert tokenizer.encode_with_control_tokens("<s>  a<|im_end|>") == [1, *ours.encode("a"), n]
     with pytest.raises(InputError, match="no beginning-of-text token"):
         tokenizer.encode("a", bos=True)
+
+
+def test_the_config_may_name_an_ordinary_piece(ours, tmp_path):
+    (id,) = ours.encode("on")
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, special_tokens_map={"eos_token": "on"}))
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, id)
+
+
+def test_of_two_tokens_with_one_name_the_later_counts(ours, tmp_path):
+    n = ours.vocab_size
+    added = {str(id): {"content": "<end>", "special": True} for id in (n, n + 1)}
+    config = {"added_tokens_decoder": added, "eos_token": "<end>"}
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, tokenizer_config=config))
+    assert tokenizer.eos_id == n + 1
+    assert tokenizer.encode_with_control_tokens("<end>") == [n + 1]
 
 
 @pytest.mark.parametrize(("add_bos_token", "adds"), [(None, True), (True, True), (False, False)])
@@ -243,7 +240,15 @@ def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_p
     assert tokenizer.encode_with_control_tokens("<|im|>") == [id]
 
 
-def test_tokenizer_model_wins_over_tokenizer_json_unless_it_is_no_sentencepiece_model(ours, tmp_path):
+def test_a_special_piece_of_one_letter_never_comes_from_text(tmp_path):
+    model = train_directly(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=["¤"])
+    (id,) = model.encode("¤")
+    config = {"added_tokens_decoder": {str(id): {"content": "¤", "special": True}}}
+    tokenizer = load_tokenizer(folder_with(tmp_path, model, tokenizer_config=config))
+    assert id not in tokenizer.encode("a¤b")
+
+
+def test_tokenizer_model_wins_over_tokenizer_json_if_it_is_a_sentencepiece_model(ours, tmp_path):
     folder = byte_level(folder_with(tmp_path, ours))
     assert load_tokenizer(folder).encode(TEXT) == ours.encode(TEXT)
     (folder / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\nIw== 2\nJA== 3\n")
@@ -272,7 +277,7 @@ def test_its_files_load_as_the_same_tokenizer(ours, tmp_path):
     ],
     ids=["missing", "empty", "tiktoken", "lfs-pointer", "json"],
 )
-def test_what_is_no_sentencepiece_model_is_refused_by_path(tmp_path, content):
+def test_a_file_that_is_not_a_sentencepiece_model_is_refused_by_path(tmp_path, content):
     path = tmp_path / "tokenizer.model"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A tokenizer.json is read as tokenizers and transformers read it; text never becomes a control token."""
+"""A tokenizer.json gives the ids of tokenizers and transformers; text never becomes a control token."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def theirs(folder):
 
 
 def edited(folder, to, change, **config):
-    """A copy of a tokenizer directory in which `change` has changed the content of tokenizer.json."""
+    """A copy of a tokenizer directory, with tokenizer.json edited by `change` and tokenizer_config.json by `config`."""
     spec = json.loads((folder / "tokenizer.json").read_text())
     change(spec)
     to.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def test_text_has_the_ids_that_transformers_gives_it_and_comes_back(ours, theirs
     ids = ours.encode(text)
     assert ids == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
     assert ours.decode(ids) == theirs.decode(ids)
-    if "Metaspace" not in ours.files["tokenizer.json"].decode():  # which adds no space to one that is there already
+    if "Metaspace" not in ours.files["tokenizer.json"].decode():  # it adds no space before a leading space
         assert ours.decode(ids) == text
 
 
@@ -87,34 +87,13 @@ def test_broken_characters_are_shown_as_the_package_shows_them(tmp_path, kind):
         assert ours.decode(ids) == model.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 50])
-def test_parts_have_the_ids_of_the_whole(ours, size):
-    draw = random.Random(size)
-    texts = [
-        *NASTY,
-        *(
-            "".join(draw.choices(["a", "lily", " ", "  ", "\n", "\r\n", "12", "!", "🙂", "漢", "'s"], k=60))
-            for _ in range(60)
-        ),
-    ]
-    for text in texts:
-        assert [id for part in ours.encode_parts(text, size) for id in part] == ours.encode(text), text
-    assert len(list(ours.encode_parts(TEXT, size))) > len(TEXT) / (size + 20)  # and they are parts
+def test_a_piece_outside_the_byte_alphabet_is_its_own_text(tmp_path):
+    def change(spec):
+        spec["model"]["vocab"]["漢 b"] = 1000
 
-
-@pytest.mark.parametrize("size", [1, 7])
-def test_where_no_place_to_divide_is_known_the_text_stays_whole(folder, tmp_path, size):
-    def other_words(spec):
-        spec["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": "[a-z]+ [a-z]+"}, "behavior": "Isolated", "invert": False},
-                *([spec["pre_tokenizer"]] if spec["pre_tokenizer"] else []),
-            ],
-        }
-
-    tokenizer = load_tokenizer(edited(folder, tmp_path, other_words))
-    assert list(tokenizer.encode_parts(TEXT, size)) == [tokenizer.encode(TEXT)]
+    folder = edited(byte_level(tmp_path), tmp_path, change)
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert load_tokenizer(folder).decode([1000]) == model.decode([1000]) == "漢 b"
 
 
 CHATS = [
@@ -131,7 +110,7 @@ def test_named_control_tokens_become_ids_as_in_transformers(ours, theirs, chat):
     assert ours.encode_with_control_tokens(text, bos=True) == once
 
 
-def test_bos_that_is_named_twice_comes_once(ours):
+def test_bos_named_twice_comes_once(ours):
     bos = ours.token_names["bos_token"]
     assert ours.encode_with_control_tokens(bos + bos + "hi", bos=True).count(ours.bos_id) == 1
 
@@ -175,7 +154,6 @@ def test_added_words_apply_as_transformers_applies_them(folder, tmp_path):
     for text in ("a  lily pad  once", "once upon upon a", "lily pad", "[INST] upon"):
         ids = ours.encode(text)
         assert ids == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
-        assert [id for part in ours.encode_parts(text, 1) for id in part] == ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
         chat = ours.encode_with_control_tokens("[INST]" + text)
         assert chat == theirs.encode("[INST]" + text, add_special_tokens=False)
@@ -184,7 +162,7 @@ def test_added_words_apply_as_transformers_applies_them(folder, tmp_path):
 def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_path):
     model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     flags = [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {}]
-    for name, given in zip(["[L]", "[R]", "word", "[R][L]"], flags, strict=True):  # the last, the longest, holds others
+    for name, given in zip(["[L]", "[R]", "word", "[R][L]"], flags, strict=True):  # the last and longest holds others
         model.add_special_tokens([AddedToken(name, normalized=False, **given)])
     model.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
@@ -194,12 +172,10 @@ def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_pa
 
 
 def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
-    def nothing(spec):
-        pass
-
     n = load_tokenizer(folder).vocab_size
     extra = {str(n): {"content": "<pad>", "special": True}, str(n + 1): {"content": "word", "special": False}}
-    tokenizer = load_tokenizer(edited(folder, tmp_path, nothing, added_tokens_decoder=extra, pad_token="<pad>"))
+    config = {"added_tokens_decoder": extra, "pad_token": "<pad>"}
+    tokenizer = load_tokenizer(edited(folder, tmp_path, lambda spec: None, **config))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.vocab_size == n + 2
     assert tokenizer.decode([n, n + 1]) == "word"
@@ -213,7 +189,8 @@ def test_ids_without_a_piece_have_a_visible_placeholder(ours):
         assert ours.decode([id]) == " \u2047 "
 
 
-def test_a_piece_that_became_special_is_spelled_out(tmp_path):
+@pytest.mark.parametrize("scheme", [None, "first", "always"])
+def test_a_piece_that_became_special_is_spelled_out(tmp_path, scheme):
     def change(spec):  # as in models whose control tokens are user-defined pieces of sentencepiece
         spec["model"]["ignore_merges"] = True
         spec["model"]["vocab"]["<|im|>"] = len(spec["model"]["vocab"])
@@ -221,9 +198,10 @@ def test_a_piece_that_became_special_is_spelled_out(tmp_path):
             {**spec["added_tokens"][0], "content": "<|im|>", "id": len(spec["model"]["vocab"]) - 1}
         )
         regex = {"type": "Split", "pattern": {"String": "<|im|>"}, "behavior": "Isolated", "invert": False}
-        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [spec["pre_tokenizer"], regex]}
+        splits = [spec["pre_tokenizer"]] if spec["pre_tokenizer"] else []
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, regex]}
 
-    tokenizer = load_tokenizer(edited(sentencepiece_like(tmp_path, "first"), tmp_path, change))
+    tokenizer = load_tokenizer(edited(sentencepiece_like(tmp_path, scheme), tmp_path, change))
     ids = tokenizer.encode("a<|im|>b")
     assert tokenizer.vocab_size - 1 not in ids
     assert tokenizer.decode(ids) == "a<|im|>b"
@@ -261,6 +239,23 @@ def test_without_the_package_one_line_says_what_to_install(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "model.tokenizer.tokenizer_json", raising=False)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match="needs the package tokenizers; install it with: pip install tokenizers"):
+        load_tokenizer(folder)
+
+
+class Panic(BaseException):
+    """Like pyo3's PanicException, which can't be imported."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (Exception, InputError), (Panic, InputError)]
+)
+def test_errors_of_the_package_are_input_errors_but_ctrl_c_is_not(folder, monkeypatch, raised, seen):
+    class Stub:
+        def from_str(text):
+            raise raised("reason")
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Stub)
+    with pytest.raises(seen, match="reason"):
         load_tokenizer(folder)
 
 

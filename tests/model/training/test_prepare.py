@@ -1,9 +1,10 @@
-"""Prepared data: the text comes back from its tokens, stale data is made again, and failures leave nothing behind."""
+"""Prepared data decodes to its text, stale data is prepared again, and failures leave nothing behind."""
 
 import hashlib
 import json
 import math
 import os
+import random
 import socket
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 import sentencepiece
 
 from kernels import InputError
-from model.tokenizer.base import PART
+from model.tokenizer.sentencepiece_model import train_tokenizer
 from model.training import prepare as preparing
 from model.training.prepare import fetch, prepare
 from scripts.prepare_data import main
@@ -87,14 +88,14 @@ class FakeTokenizer:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def encode_parts(self, text: str) -> list[list[int]]:
-        return [[self.vocab_size - 1], list(map(ord, text))]
+    def encode(self, text: str) -> list[int]:
+        return [self.vocab_size - 1, *map(ord, text)]
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"), [(65535, "uint16"), (65536, "uint16"), (65537, "uint32"), (128256, "uint32")]
 )
-def test_ids_are_stored_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
+def test_the_vocabulary_decides_the_dtype_of_the_ids(tmp_path, vocab_size, dtype):
     meta = preparing._write_tokens(["a"], FakeTokenizer(vocab_size), tmp_path / "tokens.bin")
     assert meta["dtype"] == dtype
     assert np.fromfile(tmp_path / "tokens.bin", dtype).tolist() == [1, vocab_size - 1, ord("a"), 2]
@@ -109,7 +110,7 @@ def test_unchanged_data_is_not_prepared_again(corpus, root):
 
 @pytest.mark.parametrize("data", ["PATH", "shakespeare"])
 def test_changed_data_is_prepared_again(corpus, root, data):
-    if data == "shakespeare":  # as if fetched before: its folder is named without a fingerprint, so it is replaced
+    if data == "shakespeare":  # as if fetched before; its folder's name has no fingerprint, so it is replaced
         corpus = corpus.rename(root.parent / "shakespeare.txt")
         root = root.parent
     else:
@@ -119,7 +120,7 @@ def test_changed_data_is_prepared_again(corpus, root, data):
     assert documents_in(prepare(data, VOCAB_SIZE, root)) == ["a dog ran\n" * 50]
 
 
-def test_what_an_interrupted_run_left_is_replaced(corpus, root):
+def test_leftovers_of_an_interrupted_run_are_replaced(corpus, root):
     folder = prepare(str(corpus), VOCAB_SIZE, root)
     partial = folder.rename(f"{folder}.partial")
     (partial / "junk").touch()
@@ -150,7 +151,7 @@ def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path, root, com
         (corpus / name).parent.mkdir(exist_ok=True)
         (corpus / name).write_bytes(content)
     code, out, err = command(main, "--data", corpus / data, "--vocab-size", VOCAB_SIZE, "--out", root)
-    error = err.splitlines()[-1]  # a line before it may say what is being prepared
+    error = err.splitlines()[-1]  # an earlier line may name the folder being prepared
     assert (code, out) == (2, "")
     assert error.startswith("error: ")
     assert str(corpus / data) in error
@@ -172,11 +173,25 @@ def test_the_default_corpus_is_the_standard_library_without_its_tests(tmp_path):
 
 
 def test_a_text_of_several_parts_has_the_ids_of_the_whole(corpus, root):
-    text = LINE * (3 * PART // len(LINE))
+    text = LINE * (3 * preparing.PART // len(LINE))
     corpus.write_text(text, newline="")
     folder = prepare(str(corpus), VOCAB_SIZE, root)
     sp = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     assert np.fromfile(folder / "tokens.bin", np.uint16).tolist() == [1, *sp.encode(text), 2]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50])
+def test_parts_have_the_ids_of_the_whole(monkeypatch, size):
+    monkeypatch.setattr(preparing, "PART", size)
+    tokenizer = train_tokenizer([LINE * 30], VOCAB_SIZE)
+    draw = random.Random(size)
+    bits = ["a", "fox", "over 12", " ", "  ", "\n", "\r", "\r\n", "\x0b", "\u2028", "!", "🙂", "漢", "\u2581", "<s>"]
+    texts = ["", "\n", "\n\n\n", "\r\n\r\n", "no break", "x" * 300, "\n" + "x" * 300 + "\n", " lead\n  lead", LINE * 30]
+    for text in [*texts, *("".join(draw.choices(bits, k=60)) for _ in range(200))]:
+        parts = list(preparing._parts(text))
+        assert "".join(parts) == text
+        assert [id for part in parts for id in tokenizer.encode(part)] == tokenizer.encode(text), text
+        assert all(size <= len(part) < size + 400 for part in parts[:-1])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -227,19 +242,19 @@ def test_a_failed_fetch_says_why_and_leaves_nothing(server, tmp_path, path, sha2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_is_off_is_an_input_error(monkeypatch, tmp_path):
+def test_an_unreachable_server_is_an_input_error(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.socket() as bound:  # and not listening, so a connection is refused
+    with socket.socket() as bound:  # but not listening, so a connection is refused
         bound.bind(("127.0.0.1", 0))
         with pytest.raises(InputError, match="can't be fetched"):
             fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", SHA256, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_goes_on_keeps_the_data_it_began_with(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_the_data_it_started_with(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text(LINE * 200)
-    monkeypatch.setattr(preparing, "_corpus_files", lambda data, root: [text])  # whose folder is named without it
+    monkeypatch.setattr(preparing, "_corpus_files", lambda data, root: [text])  # its folder's name has no fingerprint
     folder = preparing.prepare("python", 300, tmp_path / "data")
     before = (folder / "tokens.bin").read_bytes()
     text.write_text(LINE * 300)

@@ -56,9 +56,7 @@ def what_counts(folder):
         pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
     ],
 )
-def test_an_interrupted_and_resumed_run_is_bit_identical(
-    norm, step, more, trained, workplace, command, stopped
-):
+def test_an_interrupted_and_resumed_run_is_bit_identical(norm, step, more, trained, workplace, command, stopped):
     run = ["--norm", norm, "--steps", 8, "--save-interval", 3, "--eval-interval", 3, *more]
     trained(*run, out="out/whole")
     whole = what_counts(workplace / "out/whole")
