@@ -29,8 +29,7 @@ SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/da
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 HELD_OUT = 0.1  # fraction of the tokens, at the end, that is never trained on
 PART = 2**16  # characters that are encoded at once; sentencepiece is slower with more
-PART_END = re.compile(r"
-|[^ ](?= )")  # a piece of train_tokenizer's has spaces only in front, and no line break
+PART_END = re.compile(r"\n|[^ ](?= )")  # no piece of our tokenizers holds a line break, or a space behind a word
 
 
 def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:

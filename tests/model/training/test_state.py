@@ -1,4 +1,4 @@
-"""A resumed run is bit-identical to one that never stopped, however it ended: by a signal, killed, or with a full disk."""
+"""A resumed run is bit-identical to one that never stopped: after a signal, a kill, a full disk."""
 
 import json
 import math
