@@ -299,7 +299,7 @@ def test_a_chat_without_a_template_is_refused(write):
 
 
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program(write, chat_checkpoint, monkeypatch):
-    """Ctrl-C at the prompt clears the line; empty lines, bytes that are not text, and lines that are too long are skipped."""
+    """Ctrl-C at the prompt clears the line; empty lines, too long ones, and bytes that are not text are skipped."""
     typed = iter([KeyboardInterrupt, "a", "  ", "\udcff", "once upon a time " * 30, "b", EOFError])
 
     def type_next(_):

@@ -112,7 +112,7 @@ def test_cache_returns_views_of_all_positions_so_far(config, span):
 
 
 def seen_by_formula(start, end, window, padding):
-    """Keys that each query sees, written out: those at or before it, within the window, and of the padding only itself."""
+    """Keys that each query sees, written out: at or before it, within the window, of the padding only itself."""
     return [
         [[j <= i and (window is None or i - j < window) and (j >= left or j == i) for j in range(end)]
          for i in range(start, end)]
