@@ -321,7 +321,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path, config):
     theirs_of(config).save_pretrained(tmp_path, max_shard_size="80KB")
     path = tmp_path / "model-00004-of-00004.safetensors"
     save_file(load_file(path) | {"module.model.norm.weight": torch.ones(48)}, path)
-    assert_refused(tmp_path, "norm.weight", "each tensor once")
+    assert_refused(tmp_path, "norm.weight", "expected it once")
 
 
 @pytest.mark.parametrize(
