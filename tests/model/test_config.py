@@ -178,6 +178,7 @@ def test_a_value_that_cant_be_honoured_is_refused_by_key_and_value(key, value):
         ({"rope_scaling": LLAMA3 | {"beta_fast": 32}}, ["rope_scaling", "beta_fast", "32", "llama3"]),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, ["low_freq_factor", "4", "high_freq_factor", "4.0"]),
         ({"rope_scaling": LLAMA3 | {"factor": "many"}}, ["factor", '"many"']),
+        ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 16.5}}, ["16.5", "positive integer"]),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, ["truncate", "1"]),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 0.5}, ["rope_theta", "0.5", "yarn"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, ["head_dim", "2", "dynamic"]),
