@@ -61,7 +61,7 @@ ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     ),
 }  # fmt: skip
 
-# Values in the same place that mean nothing, the last two by transformers' reading.
+# Values of RoPE's keys that change nothing: transformers takes an mscale of 0 for none.
 NEUTRAL_IN_ROPE = {"partial_rotary_factor": 1, "mscale": 0, "mscale_all_dim": 0}
 
 # Far beyond any model, and small enough that a product of three sizes is still that of a tensor.
