@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,43 +13,42 @@ from typing import Any
 from kernels import InputError
 from model.json_file import read_object, show
 
-# Keys of config.json that change no logits: bookkeeping, training-time settings, hints for other software, defaults
-# of sampling that older files keep here.
+# Keys that change no logits: bookkeeping, settings of training and sampling, hints for other software.
 IRRELEVANT_KEYS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_flash_attn_2_enabled", "gradient_checkpointing",
-    "neftune_noise_alpha", "pad_token", "_commit_hash", "_name_or_path", "add_cross_attention",
-    "architectures", "auto_map", "bad_words_ids", "begin_suppress_tokens", "chunk_size_feed_forward",
-    "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
-    "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "finetuning_task",
-    "forced_bos_token_id", "forced_eos_token_id", "id2label", "is_decoder", "is_encoder_decoder", "is_llama_config",
-    "label2id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size",
-    "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions", "output_hidden_states",
-    "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
-    "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
-    "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
-    "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
+    "add_cross_attention", "architectures", "auto_map", "bad_words_ids", "begin_suppress_tokens",
+    "chunk_size_feed_forward", "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder",
+    "is_encoder_decoder", "is_llama_config", "label2id", "length_penalty", "max_length", "min_length",
+    "neftune_noise_alpha", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_attentions", "output_hidden_states", "output_scores", "pad_token", "pad_token_id", "prefix",
+    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+    "use_cache",
 }  # fmt: skip
 
-# Keys that would change the result: the one value that this model computes.
+# Keys that would change the logits, and the values that don't: the usual one first, and always null.
 ONLY_VALUES = {
-    "attention_dropout": 0.0,
-    "compression_config": None,
-    "hidden_act": "silu",
-    "layer_types": None,
-    "partial_rotary_factor": 1.0,
-    "pruned_heads": {},
-    "quantization_config": None,
-    "rope_interleaved": False,
+    "attention_dropout": [0.0],
+    "compression_config": [None, {}],
+    "hidden_act": ["silu", "swish"],
+    "layer_types": [None],
+    "partial_rotary_factor": [1.0],
+    "pruned_heads": [{}],
+    "quantization_config": [None, {}],
+    "rope_interleaved": [False],
 }
 
-# Other ways to write these values.
-EQUAL_VALUES = [("hidden_act", "swish"), ("quantization_config", {}), ("compression_config", {})]
-
-# What transformers' MistralConfig means by leaving a key out.
+# The defaults of transformers' MistralConfig.
 MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
 
-# The keys of each kind of RoPE scaling: those it needs, and those it may have. model/rope.py computes them.
+# The last two are models whose norm is not RMSNorm. Other software doesn't know them, and so refuses them.
+MODEL_TYPES = ("llama", "mistral", "rmsllama", "rmsmistral")
+
+# The keys that each kind of RoPE scaling needs, and those that it may have. model/rope.py computes them.
 ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
     "linear": ({"factor"}, {"original_max_position_embeddings"}),
@@ -59,11 +61,12 @@ ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     ),
 }  # fmt: skip
 
-ZERO_MSCALES = [("mscale", 0), ("mscale_all_dim", 0)]
+# Values of RoPE's keys that change nothing: transformers takes an mscale of 0 for none.
+NEUTRAL_IN_ROPE = {"partial_rotary_factor": 1, "mscale": 0, "mscale_all_dim": 0}
 
-# Far beyond any model, and small enough that a product of three of them still is a tensor's size.
+# Far beyond any model, and small enough that a product of three sizes is still that of a tensor.
 LARGEST_SIZE = 2**20
-LONGEST_TEXT = 2**31
+LONGEST_TEXT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class LlamaConfig:
     """Fields are config.json's keys. Sizes are in elements; rms_norm_eps has no default, since no value is safe.
 
     `rope_scaling` holds its `rope_type` and the numbers that model/rope.py reads, or is None.
+    `norm` names the function of a norm that is not RMSNorm, as package.module:function; it is None for every LLaMA.
     """
 
     vocab_size: int
@@ -92,6 +96,7 @@ class LlamaConfig:
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     model_type: str = "llama"
+    norm: str | None = None
 
     @classmethod
     def load(cls, path: str | Path, rms_norm_eps: float | None = None) -> LlamaConfig:
@@ -100,7 +105,7 @@ class LlamaConfig:
 
     @classmethod
     def from_file_values(cls, path: str | Path, values: dict[str, Any], rms_norm_eps: float | None) -> LlamaConfig:
-        """`from_dict` for values that were read at `path`, which an error then names."""
+        """`from_dict` for values that were read at `path`; errors name it."""
         if rms_norm_eps is not None:
             values = values | {"rms_norm_eps": rms_norm_eps}
         try:
@@ -110,78 +115,41 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
-        """Check the keys of a config.json and fill in what LLaMA's and Mistral's own configs leave out."""
-        values = dict(values)
-        _check_types(values)
-        model_type = values.setdefault("model_type", "llama")
-        if model_type == "mistral":
-            values = MISTRAL_DEFAULTS | values
-        elif model_type != "llama":
-            raise InputError(f"model_type is {show(model_type)}; expected llama or mistral, which are computed here")
-        elif values.get("sliding_window") is not None:
-            raise InputError(
-                f"sliding_window is {show(values['sliding_window'])}, and a llama has none; "
-                "expected null, or model_type mistral"
-            )
+        """Check the keys of a config.json and fill in what LLaMA's and Mistral's own configs leave out.
+
+        Raises InputError naming key and value.
+        """
+        values = {key: value for key, value in values.items() if key not in IRRELEVANT_KEYS}
+        _take_model_type(values)
+        for key, allowed in ONLY_VALUES.items():
+            found = values.pop(key, None)
+            if found is not None and found not in allowed:
+                raise InputError(f"{key} is {show(found)}; only {json.dumps(allowed[0])} is computed here")
+        for key, check in CHECKS.items():
+            if values.get(key) is not None:
+                values[key] = check(key, values[key])
         _take_rope(values)
-        _take_max_sequence_length(values)
-        for key, only in ONLY_VALUES.items():
-            found = values.pop(key, only)
-            if found is not None and found != only and (key, found) not in EQUAL_VALUES:
-                raise InputError(f"{key} is {show(found)}; only {json.dumps(only)} is computed here")
-        for key in IRRELEVANT_KEYS:
-            values.pop(key, None)
+        _take_lengths(values)
 
-        if values.get("num_key_value_heads") is None and "num_attention_heads" in values:
-            values["num_key_value_heads"] = values["num_attention_heads"]
-        if values.get("head_dim") is None and "hidden_size" in values and "num_attention_heads" in values:
-            hidden_size, n_heads = _number("hidden_size", values, int), _number("num_attention_heads", values, int)
-            if hidden_size % n_heads:
-                raise InputError(
-                    f"hidden_size {hidden_size} isn't divisible by num_attention_heads {n_heads}; "
-                    "change one of them, or state head_dim"
-                )
-            values["head_dim"] = hidden_size // n_heads
-
-        known = {field.name: field for field in fields(cls)}
-        if unknown := sorted(values.keys() - known.keys()):
-            raise InputError(
-                f"unknown key {show(unknown[0])[1:-1]}: {show(values[unknown[0]])}; remove it if it changes nothing"
-            )
-        if values.get("rms_norm_eps") is None:
-            raise InputError(
-                "rms_norm_eps is missing; 1e-5 and 1e-6 are both in use and no default is safe: "
-                "add the model's own, or give it to generate.py as --norm-eps"
-            )
-        arguments = {}
-        for name, field in known.items():
-            if values.get(name) is None:
-                if field.default is MISSING:
-                    raise InputError(f"{name} is missing; expected it among config.json's keys")
-            elif field.type in ("int", "int | None") and not name.endswith("_id"):
-                arguments[name] = _number(name, values, int)
-            elif field.type == "float":
-                arguments[name] = _number(name, values, float)
-            else:
-                arguments[name] = values[name]
-        config = cls(**arguments)
-        config._check_sizes()
+        if unknown := sorted(values.keys() - {field.name for field in fields(cls)}):
+            raise InputError(f"unknown key {show(unknown[0])}: {show(values[unknown[0]])}; remove it if it is harmless")
+        values = {key: value for key, value in values.items() if value is not None}
+        _fill_in_heads(values)
+        if "rms_norm_eps" not in values:
+            raise InputError("rms_norm_eps is missing; no default is safe: add the model's own, or use --norm-eps")
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in values:
+                raise InputError(f"{field.name} is missing; expected it among config.json's keys")
+        config = cls(**values)
+        config._check_combinations()
         return config
 
-    def _check_sizes(self) -> None:
-        for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim",
-                    "num_attention_heads", "num_key_value_heads"):  # fmt: skip
-            if getattr(self, key) > LARGEST_SIZE:
-                raise InputError(f"{key} is {getattr(self, key)}; expected at most {LARGEST_SIZE}")
-        if self.max_position_embeddings >= LONGEST_TEXT:
-            raise InputError(f"max_position_embeddings is {self.max_position_embeddings}; expected at most 2^31 - 1")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise InputError(
-                f"num_attention_heads {self.num_attention_heads} isn't divisible by num_key_value_heads "
-                f"{self.num_key_value_heads}; every key/value head serves the same number of query heads"
-            )
+    def _check_combinations(self) -> None:
+        n_heads, n_kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if n_heads % n_kv_heads:
+            raise InputError(f"num_attention_heads {n_heads} isn't divisible by num_key_value_heads {n_kv_heads}")
         if self.head_dim % 2:
-            raise InputError(f"head_dim is {self.head_dim}; expected an even number, since RoPE turns pairs")
+            raise InputError(f"head_dim is {self.head_dim}; expected an even number, since RoPE rotates pairs")
         kind = (self.rope_scaling or {}).get("rope_type")
         if kind == "dynamic" and self.head_dim == 2:  # both formulas would divide by zero
             raise InputError("head_dim is 2; rope_type dynamic needs more than one pair")
@@ -190,128 +158,172 @@ class LlamaConfig:
 
     @property
     def context_length(self) -> int:
-        """The most tokens of a text: max_position_embeddings, or what a scaling makes of the length before it.
+        """The largest number of tokens in a text: max_position_embeddings, or more if RoPE is scaled.
 
         Dynamic scaling does nothing up to max_position_embeddings, and YaRN stretches the original length. For linear
         scaling both readings of max_position_embeddings are in use, and the shorter one is safe.
         """
-        scaling = self.rope_scaling or {"rope_type": "default"}
+        scaling, length = self.rope_scaling or {}, self.max_position_embeddings
         scaled = 0.0
-        if scaling["rope_type"] == "dynamic":
-            scaled = self.max_position_embeddings * scaling["factor"]
-        elif scaling["rope_type"] == "yarn":
-            original = scaling.get("original_max_position_embeddings", self.max_position_embeddings)
-            scaled = original * scaling["factor"]
-        return int(min(max(self.max_position_embeddings, scaled), LONGEST_TEXT - 1))
+        if scaling.get("rope_type") == "dynamic":
+            scaled = length * scaling["factor"]
+        elif scaling.get("rope_type") == "yarn":
+            scaled = scaling.get("original_max_position_embeddings", length) * scaling["factor"]
+        return int(min(max(length, scaled), LONGEST_TEXT))
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
         return set(as_list(self.eos_token_id)) - {None}
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of a config.json that transformers loads as the same model."""
-        values = {
-            "architectures": ["MistralForCausalLM" if self.model_type == "mistral" else "LlamaForCausalLM"],
-            "hidden_act": "silu",
-            **asdict(self),
-        }
+        """The keys of a config.json that transformers loads as the same model, or refuses if `norm` is set."""
+        values = asdict(self)
         if self.rope_scaling is None:
             del values["rope_scaling"]
         if self.model_type == "llama":
             del values["sliding_window"]
-        return values
-
-
-def _check_types(values: dict[str, Any]) -> None:
-    """Refuse values of another type that Python would take without a word: the text "false" is true."""
-    kinds = {
-        "model_type": ("a name", lambda value: isinstance(value, str)),
-        "tie_word_embeddings": ("true or false", lambda value: isinstance(value, bool)),
-        "attention_bias": ("true or false", lambda value: isinstance(value, bool)),
-        "mlp_bias": ("true or false", lambda value: isinstance(value, bool)),
-        "bos_token_id": ("a token id", is_id),
-        "eos_token_id": ("a token id or a list of them", lambda value: all(map(is_id, as_list(value)))),
-        "rope_parameters": ("an object", lambda value: isinstance(value, dict)),
-        "rope_scaling": ("an object", lambda value: isinstance(value, dict)),
-    }
-    for key, (expected, fits) in kinds.items():
-        if values.get(key) is not None and not fits(values[key]):
-            raise InputError(f"{key} is {show(values[key])}; expected {expected}")
+        if self.norm is None:
+            del values["norm"]
+        else:
+            # The unknown model_type stops transformers' Auto classes. LlamaForCausalLM.from_pretrained only warns of
+            # it, and is stopped by an rms_norm_eps of null, which is the truth: there is no RMSNorm.
+            values |= {"model_type": f"rms{self.model_type}", "rms_norm_eps": None, "norm_eps": self.rms_norm_eps}
+        architecture = f"{values['model_type'].capitalize()}ForCausalLM"
+        return {"architectures": [architecture], "hidden_act": "silu", **values}
 
 
 def is_id(value: Any) -> bool:
+    """True for a token id: an integer from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def as_list(value: Any) -> list[Any]:
+    """`value` if it is a list, otherwise a list of it alone."""
     return value if isinstance(value, list) else [value]
 
 
-def _take_rope(values: dict[str, Any]) -> None:
-    """Bring both spellings to one: rope_theta at the top, and rope_scaling with what else there is.
+Check = Callable[[str, Any], Any]  # (key, value) -> the value as the config holds it; raises InputError
 
-    Newer configs keep both inside rope_parameters. Raises InputError where two places contradict each other, and for
-    kinds and keys that aren't computed.
+
+def _positive(kind: type[int] | type[float], expected: str, largest: float = sys.float_info.max) -> Check:
+    """A positive number; also from text like "1e-05", which is how some writers of JSON and YAML leave it."""
+
+    def check(key: str, value: Any) -> int | float:
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not 0 < number <= largest or (kind is int and not number.is_integer()):
+            raise InputError(f"{key} is {show(value)}; expected {expected}")
+        return value if isinstance(value, kind) else kind(number)
+
+    return check
+
+
+def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
+    """A value of the expected type, which Python doesn't ask for: the text "false" is true."""
+
+    def check(key: str, value: Any) -> Any:
+        if not fits(value):
+            raise InputError(f"{key} is {show(value)}; expected {expected}")
+        return value
+
+    return check
+
+
+_number, _integer = _positive(float, "a positive number"), _positive(int, "a positive integer")
+_size = _positive(int, f"a positive integer up to {LARGEST_SIZE}", LARGEST_SIZE)
+_length = _positive(int, f"a positive integer up to {LONGEST_TEXT}", LONGEST_TEXT)
+_flag = _expect("true or false", lambda value: isinstance(value, bool))
+_object = _expect("an object", lambda value: isinstance(value, dict))
+
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"], _size),
+    **dict.fromkeys(["num_attention_heads", "num_key_value_heads", "head_dim"], _size),
+    **dict.fromkeys(["max_position_embeddings", "max_sequence_length"], _length),
+    **dict.fromkeys(["rms_norm_eps", "rope_theta", "initializer_range"], _number),
+    **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], _flag),
+    **dict.fromkeys(["rope_parameters", "rope_scaling"], _object),
+    "sliding_window": _integer,
+    "bos_token_id": _expect("a token id", is_id),
+    "eos_token_id": _expect("a token id or a list of them", lambda value: all(map(is_id, as_list(value)))),
+    "norm": _expect("package.module:function", lambda value: isinstance(value, str) and ":" in value),
+}
+ROPE_CHECKS = {"original_max_position_embeddings": _integer, "truncate": _flag}  # the others are numbers
+
+
+def _take_model_type(values: dict[str, Any]) -> None:
+    """Bring model_type to llama or mistral, and the eps of another norm to rms_norm_eps; fill in Mistral's defaults."""
+    model_type, norm = values.get("model_type", "llama"), values.get("norm")
+    if model_type not in MODEL_TYPES:
+        raise InputError(f"model_type is {show(model_type)}; expected llama or mistral, which are computed here")
+    family = values["model_type"] = model_type.removeprefix("rms")
+    if family != model_type:
+        if norm is None:
+            raise InputError(f"norm is missing; model_type {model_type} needs its norm's package.module:function")
+        eps = values.pop("norm_eps", None)
+        if values.get("rms_norm_eps") is None:
+            values["rms_norm_eps"] = eps
+    elif norm is not None:
+        raise InputError(f"norm is {show(norm)}, and a {family} has RMSNorm; remove norm, or state rms{family}")
+    if family == "mistral":
+        for key, default in MISTRAL_DEFAULTS.items():
+            values.setdefault(key, default)
+    elif (window := values.get("sliding_window")) is not None:
+        raise InputError(f"sliding_window is {show(window)}, and a llama has none; expected null, or a mistral")
+
+
+def _take_rope(values: dict[str, Any]) -> None:
+    """Bring both spellings to the older one: rope_theta at the top, and the rest, if there is any, in rope_scaling.
+
+    Newer configs keep both in rope_parameters.
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
     if new and old and new != old:
         raise InputError(f"rope_parameters is {show(new)} and rope_scaling is {show(old)}; remove one of them")
-    rope, key = dict(new or old), "rope_parameters" if new else "rope_scaling"
+    key = "rope_parameters" if new else "rope_scaling"
+    rope = {name: value for name, value in (new or old).items() if value is not None}
+    rope.pop("finetuned", None)  # tells how the model was made
+    for name, neutral in NEUTRAL_IN_ROPE.items():
+        if rope.get(name) == neutral:
+            del rope[name]
 
-    inner = rope.pop("rope_theta", None)
-    if inner is not None:
-        inner = _number("rope_theta", {"rope_theta": inner}, float)
-        if values.get("rope_theta") is not None and _number("rope_theta", values, float) != inner:
-            raise InputError(f"rope_theta is {values['rope_theta']} and {key} has {inner}; remove one of them")
-        values["rope_theta"] = inner
+    if "rope_theta" in rope:
+        theta = _number("rope_theta", rope.pop("rope_theta"))
+        if values.get("rope_theta") not in (None, theta):
+            raise InputError(f"rope_theta is {values['rope_theta']} and {key} has {theta}; remove one of them")
+        values["rope_theta"] = theta
 
-    kinds = {rope.pop(name) for name in ("rope_type", "type") if isinstance(rope.get(name), str)} or {"default"}
-    kind = kinds.pop()
-    if kinds or kind not in ROPE_SCALING_KEYS:
+    kind = rope.pop("rope_type", rope.get("type", "default"))
+    if rope.pop("type", kind) != kind or kind not in list(ROPE_SCALING_KEYS):
         raise InputError(f"{key} is {show(new or old)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
-    rope.pop("finetuned", None)  # says how the model came about
-    if rope.get("partial_rotary_factor") == 1:
-        del rope["partial_rotary_factor"]
-    # transformers takes an mscale of 0 for none
-    rope = {name: value for name, value in rope.items() if value is not None and (name, value) not in ZERO_MSCALES}
     needed, possible = ROPE_SCALING_KEYS[kind]
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
     if unknown := sorted(rope.keys() - needed - possible):
         raise InputError(f"{key} has {show(unknown[0])}: {show(rope[unknown[0]])}; rope_type {kind} has no such key")
-    for name, value in rope.items():
-        if name == "truncate":
-            if not isinstance(value, bool):
-                raise InputError(f"{key}'s truncate is {show(value)}; expected true or false")
-        else:
-            rope[name] = _number(name, rope, int if name.startswith("original") else float)
-    if kind == "llama3" and rope["low_freq_factor"] >= rope["high_freq_factor"]:
-        raise InputError(
-            f"{key}'s low_freq_factor is {rope['low_freq_factor']} and its high_freq_factor "
-            f"{rope['high_freq_factor']}; expected the second to be larger"
-        )
+    rope = {name: ROPE_CHECKS.get(name, _number)(f"{key}'s {name}", value) for name, value in rope.items()}
+    if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
+        raise InputError(f"{key} is {show(new or old)}; expected low_freq_factor to be below high_freq_factor")
     if kind != "default":
         values["rope_scaling"] = {"rope_type": kind, **rope}
 
 
-def _take_max_sequence_length(values: dict[str, Any]) -> None:
-    """LLaMA 1's configs say so for max_position_embeddings, and Vicuna's for the length after linear scaling."""
-    if values.get("max_sequence_length") is not None:
-        longest = _number("max_sequence_length", values, int)
-        linear = (values.get("rope_scaling") or {}).get("rope_type") == "linear"
-        if values.get("max_position_embeddings") is None or linear:
-            values["max_position_embeddings"] = longest
-    values.pop("max_sequence_length", None)
+def _take_lengths(values: dict[str, Any]) -> None:
+    """LLaMA 1's configs call max_position_embeddings max_sequence_length; Vicuna's mean the linearly scaled length."""
+    longest = values.pop("max_sequence_length", None)
+    linear = (values.get("rope_scaling") or {}).get("rope_type") == "linear"
+    if longest is not None and (linear or values.get("max_position_embeddings") is None):
+        values["max_position_embeddings"] = longest
 
 
-def _number(key: str, values: dict[str, Any], kind: type) -> int | float:
-    """A positive number; also from text like "1e-05", which is how some writers of JSON and YAML leave it."""
-    found = values[key]
-    try:
-        number = float(found) if not isinstance(found, bool) else None
-    except (TypeError, ValueError, OverflowError):
-        number = None
-    if number is None or not 0 < number < float("inf") or (kind is int and number != int(number)):
-        expected = "a whole number above 0" if kind is int else "a number above 0"
-        raise InputError(f"{key} is {show(found)}; expected {expected}")
-    return found if isinstance(found, kind) else kind(number)
+def _fill_in_heads(values: dict[str, Any]) -> None:
+    """Without num_key_value_heads each query head has its own; without head_dim the heads share hidden_size."""
+    width, n_heads = values.get("hidden_size"), values.get("num_attention_heads")
+    if width is None or n_heads is None:
+        return
+    values.setdefault("num_key_value_heads", n_heads)
+    if "head_dim" not in values:
+        if width % n_heads:
+            raise InputError(f"hidden_size {width} isn't divisible by num_attention_heads {n_heads}; add a head_dim")
+        values["head_dim"] = width // n_heads

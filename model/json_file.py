@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint, read with errors that name the file and fit one line."""
+"""Read the JSON files of a checkpoint. Errors name the file and fit one line."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from kernels import InputError
 
-HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST = 2**28  # bytes; published tokenizers and indices take 20 MB at most
 
 
 def read_object(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises InputError where there is none."""
+    """The JSON object in a file. Raises InputError if there is none."""
     return parse_object(Path(path), read_file(Path(path)))
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file of a checkpoint, weights excepted. Raises InputError."""
+    """The content of a file. Raises InputError if it is missing, unreadable or larger than 256 MiB."""
     try:
         if path.stat().st_size > LARGEST:
             raise InputError(f"{path} has {path.stat().st_size:,} bytes; expected at most {LARGEST:,}")
@@ -31,6 +31,7 @@ def read_file(path: Path) -> bytes:
 
 
 def decode_text(path: Path, content: bytes) -> str:
+    """The text of a file at `path`. Raises InputError if it is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -38,11 +39,11 @@ def decode_text(path: Path, content: bytes) -> str:
 
 
 def parse_object(path: Path, content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`. Raises InputError with the path."""
+    """The JSON object in the `content` of a file at `path`. Raises InputError if it is anything else."""
     text = decode_text(path, content)
     try:
         found = json.loads(text)
-        if HALF_PAIR.search(text):  # JSON can write characters that no UTF-8 can
+        if SURROGATE.search(text):  # half a pair of them is JSON, and fails later, when it is written as UTF-8
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}); fetch it again") from error
@@ -52,6 +53,6 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """A value for an error message: in one line, and not all of a long one."""
+    """A value for an error message: as JSON in one line, cut at 100 characters."""
     text = json.dumps(value)
     return text if len(text) <= 100 else text[:100] + "..."

@@ -1,1 +1,1 @@
-"""Checkpoint directories that the rest of the world can load: config.json and safetensors, and a tokenizer."""
+"""Checkpoint directories in the format of Hugging Face: config.json, safetensors and a tokenizer."""

@@ -1,10 +1,9 @@
-"""Checkpoint directories that the rest of the world can load: config.json and safetensors, and a tokenizer.
+"""Load a checkpoint directory: config.json and safetensors, in Hugging Face's, Meta's or Mistral's names.
 
-    python -m model.checkpoint DIR      what a directory holds, without loading the weights
+    python -m model.checkpoint DIR      show what a directory holds, without loading the weights
 
-Inside the files stand Hugging Face's names for LLaMA's parameters; the model has its own for what is its own.
-Read are also Meta's and Mistral's (model/names.py). Files are mapped, so that a weight takes no memory before it
-is used, and no second time then. Pickles are never opened: they can run code.
+Files are memory-mapped: a weight takes no memory before it is used, and none a second time. Pickles are never
+opened, since they can run code.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kernels import Backend, InputError, load_backend
-from model.checkpoint import names
-from model.checkpoint.names import to_file_name, to_model_name
+from model.checkpoint.names import config_values, to_file_name, to_model_name, to_model_rows
 from model.cli import say
 from model.config import LlamaConfig, as_list, is_id
 from model.json_file import read_object
 from model.llama import Llama
 
-ROTARY_BUFFER = re.compile(r"(^|\.)(rotary_emb|rope)\.(inv_freq|freqs|cos_cached|sin_cached)$")  # computed from config
-DTYPES = {"F64", "F32", "F16", "BF16"}  # what can be computed with
+# Tensors that some files hold and the model computes from its config.
+ROTARY_BUFFER = re.compile(r"(^|\.)(rotary_emb|rope)\.(inv_freq|freqs|cos_cached|sin_cached)$")
+DTYPES = {"F64", "F32", "F16", "BF16"}  # of weights that PyTorch can multiply
 INDEX = "model.safetensors.index.json"
 
 
@@ -40,11 +39,12 @@ class Stored:
 
     name: str  # in the file
     path: Path
-    file: Any  # safetensors' handle
-    dtype: str  # safetensors' name for it: "BF16"
+    file: Any  # the open safe_open, which has no public type
+    dtype: str  # in safetensors' spelling: "BF16"
     shape: tuple[int, ...]
 
     def read(self) -> Tensor:
+        """The tensor, on the device that the file was opened for. Raises InputError if the file is damaged."""
         try:
             return self.file.get_tensor(self.name)
         except (OSError, RuntimeError, SafetensorError) as error:  # RuntimeError: bytes that start between two numbers
@@ -58,25 +58,20 @@ def load_checkpoint(
     dtype: torch.dtype | None = None,
     rms_norm_eps: float | None = None,
 ) -> Llama:
-    """The model of a checkpoint directory, in the file's own dtype if `dtype` is None, with the eps of its config.
+    """Load a model onto `device`, in evaluation mode.
 
-    Raises InputError when a file is missing or damaged, or its tensors aren't exactly those of the config.
+    `dtype` None keeps the dtype of the files, and `rms_norm_eps` None the eps of the config. `norm` computes the norms;
+    whoever calls checks that it is the formula that the config's `norm` names.
+    Raises InputError if a file is missing or damaged, or the tensors aren't exactly those of the config.
     """
     folder = Path(folder)
     with ExitStack() as opened:
         config, stored = open_checkpoint(folder, opened, device, rms_norm_eps)
-        with torch.device("meta"):  # shapes alone: drawing weights that are about to be replaced takes long
+        with torch.device("meta"):  # shapes without values: the weights are about to be replaced
             model = Llama(config, norm)
         if dtype is None:
             _check_dtypes(folder, stored)
-        tensors = {}
-        for name, tensor in stored.items():
-            weight = tensor.read().to(dtype)
-            if tensor.name.endswith(("wq.weight", "wq.bias")):
-                weight = names.halves_from_pairs(weight, config.num_attention_heads)
-            elif tensor.name.endswith(("wk.weight", "wk.bias")):
-                weight = names.halves_from_pairs(weight, config.num_key_value_heads)
-            tensors[name] = weight
+        tensors = {name: to_model_rows(t.name, t.read().to(dtype), config) for name, t in stored.items()}
     if config.tie_word_embeddings and "lm_head.weight" in tensors:  # some writers store the embedding twice
         head = tensors.pop("lm_head.weight")
         if not torch.equal(head, tensors["embed_tokens.weight"]):
@@ -86,19 +81,23 @@ def load_checkpoint(
 
 
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
-    """The ids that end a text, from config.json and generation_config.json, which may name others."""
+    """The ids that end a text: those of config.json and of generation_config.json. Raises InputError."""
     path = Path(folder) / "generation_config.json"
     ids = as_list(read_object(path).get("eos_token_id")) if os.path.exists(path) else []
-    if unfit := [id for id in ids if id is not None and not is_id(id)]:
-        raise InputError(f"{path}: eos_token_id holds {unfit[0]!r}; expected a token id or a list of them")
+    for id in ids:
+        if id is not None and not is_id(id):
+            raise InputError(f"{path}: eos_token_id holds {id!r}; expected a token id or a list of them")
     return config.end_ids() | set(ids) - {None}
 
 
 def open_checkpoint(
     folder: Path, opened: ExitStack, device: torch.device, rms_norm_eps: float | None
 ) -> tuple[LlamaConfig, dict[str, Stored]]:
-    """The config, and the tensors by the model's names, whose names and shapes are those of the config."""
-    if not os.path.isdir(folder):  # unlike Path's, it takes any name
+    """Read the config and the headers of the files, which `opened` keeps open: (config, tensors by the model's names).
+
+    Raises InputError if the names, shapes and dtypes are not those of the config's model.
+    """
+    if not os.path.isdir(folder):  # unlike Path's, it takes a name that is too long
         raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
     stored: dict[str, Stored] = {}
     for path in _weight_files(folder):
@@ -106,11 +105,8 @@ def open_checkpoint(
             name = to_model_name(tensor.name)
             if ROTARY_BUFFER.search(name):
                 continue
-            if name in stored:
-                raise InputError(
-                    f"{folder}: {tensor.name} in {path.name} is {stored[name].name} in {stored[name].path.name} again; "
-                    "expected each tensor once"
-                )
+            if first := stored.get(name):
+                raise InputError(f"{path}: {tensor.name} is also {first.name} of {first.path}; expected it once")
             stored[name] = tensor
     config = _read_config(folder, stored, rms_norm_eps)
     _check_tensors(config, stored, folder)
@@ -118,7 +114,7 @@ def open_checkpoint(
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory: one, those that an index lists, or consolidated ones."""
+    """The safetensors files of a directory: one, the shards that an index lists, or Meta's and Mistral's."""
     if os.path.exists(folder / "model.safetensors"):
         return [folder / "model.safetensors"]
     for index in (folder / INDEX, folder / "consolidated.safetensors.index.json"):
@@ -134,7 +130,7 @@ def _weight_files(folder: Path) -> list[Path]:
         )
     if found := [name for name in names if name.endswith((".bin", ".pth", ".pt", ".ckpt"))]:
         raise InputError(
-            f"{folder} has no safetensors, but {found[0]}, which isn't opened, since a pickle can run code; where you "
+            f"{folder} has no safetensors, but {found[0]}, which isn't opened, since a pickle can run code; if you "
             "trust it, torch.load it with weights_only=True and write its tensors with safetensors.torch.save_file"
         )
     raise InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
@@ -171,7 +167,7 @@ def _what_is_wrong(path: Path) -> str:
         return "unreadable"
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer and not the file itself"
-    return "incomplete or no safetensors file" if start else "empty"
+    return "incomplete or not a safetensors file" if start else "empty"
 
 
 def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
@@ -181,39 +177,27 @@ def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | 
     else:
         path, embedding = params, stored.get("embed_tokens.weight")
         try:
-            values = names.config_values(read_object(path), embedding.shape[0] if embedding else None)
+            values = config_values(read_object(path), embedding.shape[0] if embedding else None)
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
     if rms_norm_eps is not None:
-        found = values.get("rms_norm_eps")
+        found = values.get("norm_eps", values.get("rms_norm_eps"))
         say(f"rms_norm_eps {rms_norm_eps:g} overrides {'none' if found is None else found} of {path}")
     return LlamaConfig.from_file_values(path, values, rms_norm_eps)
 
 
 def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path) -> None:
-    """Dtypes, names and shapes, against those of a model of one layer: a million of them must not be built."""
+    """Refuse dtypes that can't be computed with, and names and shapes that are not those of the config's model."""
     for tensor in stored.values():
         if tensor.dtype not in DTYPES:
-            raise InputError(
-                f"{folder}: {tensor.name} is {tensor.dtype}, and quantised weights can't be computed here; "
-                "expected F32, BF16 or F16: fetch the original, or convert it"
-            )
-    found = {match[1] for name in stored if (match := re.match(r"layers\.(\d+)\.", name))}
-    if len(found) < config.num_hidden_layers:
-        raise InputError(
-            f"{folder}: tensors are missing; it has {len(found)} layers, and num_hidden_layers is "
-            f"{config.num_hidden_layers}"
-        )
-    with torch.device("meta"):
-        one = Llama(replace(config, num_hidden_layers=1), load_backend("reference", torch.device("cpu"))).state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in one.items()}
-    layer = {name: shape for name, shape in shapes.items() if name.startswith("layers.0.")}
-    for i in range(1, config.num_hidden_layers):
-        shapes |= {name.replace("layers.0.", f"layers.{i}.", 1): shape for name, shape in layer.items()}
+            raise InputError(f"{folder}: {tensor.name} is {tensor.dtype}; expected F32, F16 or BF16, not quantised")
+    layers = {name.split(".")[1] for name in stored if name.startswith("layers.")}
+    if len(layers) < config.num_hidden_layers:  # a damaged config may ask for a million of them
+        raise InputError(f"{folder}: tensors are missing: {len(layers)} of {config.num_hidden_layers} layers are there")
+    shapes = _shapes(config)
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
-
     if missing := sorted(shapes.keys() - stored.keys()):
         raise InputError(f"{folder}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0])}")
     if unexpected := sorted(stored[name].name for name in stored.keys() - shapes.keys()):
@@ -223,12 +207,21 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path)
             raise InputError(f"{folder}: {tensor.name} has shape {tensor.shape}; the config asks for {shapes[name]}")
 
 
+def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor by the model's names, from a model of one layer, since all layers are alike."""
+    with torch.device("meta"):
+        model = Llama(replace(config, num_hidden_layers=1), load_backend("reference", torch.device("cpu")))
+    shapes = {}
+    for name, tensor in model.state_dict().items():
+        for i in range(config.num_hidden_layers if name.startswith("layers.") else 1):
+            shapes[name.replace("layers.0.", f"layers.{i}.", 1)] = tuple(tensor.shape)
+    return shapes
+
+
 def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
-    """Matrices must share a dtype to be multiplied; norms are free, as the norm's contract allows."""
+    """Refuse matrices of different dtypes, which can't be multiplied. A norm's weight may have another dtype."""
     embedding = stored["embed_tokens.weight"]
     for name, tensor in stored.items():
         if not name.endswith("norm.weight") and tensor.dtype != embedding.dtype:
-            raise InputError(
-                f"{folder}: {tensor.name} is {tensor.dtype} and {embedding.name} {embedding.dtype}; expected one "
-                "dtype for both: choose one with --dtype"
-            )
+            difference = f"{tensor.name} is {tensor.dtype}, {embedding.name} is {embedding.dtype}"
+            raise InputError(f"{folder}: {difference}; expected one dtype for both: choose one with --dtype")

@@ -1,4 +1,4 @@
-"""model/published.py: Meta's and Mistral's own files against the same model in Hugging Face's format."""
+"""model/checkpoint/names.py: Meta's and Mistral's own files load as the same model in Hugging Face's format."""
 
 import json
 from dataclasses import replace
@@ -7,13 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import kernels
 from kernels import InputError
-from model.checkpoint.load import load_checkpoint
-from model.checkpoint.names import config_values, halves_from_pairs
-from tests.helpers import CPU
+from model.checkpoint.names import config_values, halves_from_pairs, to_file_name, to_model_name
+from tests.model.checkpoint.folders import TOKENS, assert_same_weights, load
 
-TOKENS = torch.arange(60).view(3, 20)
 PARAMS = {"dim": 48, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 12, "hidden_dim": 80, "vocab_size": 61,
           "norm_eps": 3e-3, "rope_theta": 5000.0, "max_position_embeddings": 64}  # fmt: skip
 THEIRS = {"attention.q_proj": "attention.wq", "attention.k_proj": "attention.wk", "attention.v_proj": "attention.wv",
@@ -55,25 +52,21 @@ def write(folder, tensors, params, n_files=1):
     (folder / "params.json").write_text(json.dumps(params))
 
 
-def load(folder, **options):
-    return load_checkpoint(folder, kernels.load_backend("reference", CPU), CPU, **options)
-
-
 @pytest.mark.parametrize("n_files", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_it_is_the_same_model_bit_for_bit(tmp_path, config, make_model, dtype, n_files):
-    """A14: rows of q and k are reordered by their own number of heads."""
+def test_metas_names_and_rows_give_the_same_model_bit_for_bit(tmp_path, config, make_model, dtype, n_files):
+    """Rows of q and k are reordered by their own number of heads."""
     model = make_model(config).to(dtype)
     write(tmp_path, published(model), PARAMS, n_files)
     loaded = load(tmp_path)
     assert loaded.config == config
-    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert_same_weights(model, loaded)
 
 
 @pytest.mark.parametrize("position", [0, 1])
 @torch.no_grad()
-def test_rows_in_the_other_order_would_be_seen_from_the_second_token_on(tmp_path, config, make_model, position):
+def test_rows_in_the_wrong_order_show_from_the_second_token_on(tmp_path, config, make_model, position):
     model = make_model(config)
     write(tmp_path, published(model, rotary=False), PARAMS)
     ours, theirs = load(tmp_path)(TOKENS)[:, position], model(TOKENS)[:, position]
@@ -89,9 +82,13 @@ def test_a_window_makes_it_a_mistral_and_a_missing_head_a_tied_one(tmp_path, con
 
 
 def test_a_config_json_beside_it_comes_first(tmp_path, config, make_model):
-    write(tmp_path, published(make_model(config)), {"use_scaled_rope": True})
-    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
-    assert load(tmp_path).config == config
+    """It may state biases, whose elements are reordered as the rows are."""
+    model = make_model(replace(config, attention_bias=True))
+    write(tmp_path, published(model), {"use_scaled_rope": True})
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    loaded = load(tmp_path)
+    assert loaded.config == model.config
+    assert_same_weights(model, loaded)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def test_a_given_eps_takes_the_place_of_a_missing_one(tmp_path, config, make_mod
 
 
 @pytest.mark.parametrize(("params", "context"), [({"multiple_of": 8}, 2048), ({"hidden_dim": 80}, 32768)])
-def test_a_context_that_isnt_stated_is_metas_or_mistrals(params, context):
+def test_a_context_that_is_not_stated_is_metas_or_mistrals(params, context):
     assert config_values({"dim": 48, **params}, None)["max_position_embeddings"] == context
     assert config_values({"dim": 48, "max_seq_len": 99, **params}, None)["max_position_embeddings"] == 99
 
@@ -147,3 +144,12 @@ def test_a_context_that_isnt_stated_is_metas_or_mistrals(params, context):
 def test_pairs_become_halves():
     weight = torch.arange(2 * 6).float()[:, None]
     assert halves_from_pairs(weight, 2)[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+
+
+def test_names_of_hugging_face_are_read_in_both_directions(config, make_model):
+    names = list(make_model(replace(config, attention_bias=True, mlp_bias=True)).state_dict())
+    theirs = [to_file_name(name) for name in names]
+    assert {"model.embed_tokens.weight", "model.layers.2.self_attn.q_proj.bias", "model.layers.0.mlp.up_proj.weight",
+            "model.layers.1.input_layernorm.weight", "model.layers.1.post_attention_layernorm.weight",
+            "model.norm.weight", "lm_head.weight"} < set(theirs)  # fmt: skip
+    assert [to_model_name(name) for name in theirs] == names
