@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import kernels
-import train
 from model.cli import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
@@ -119,6 +118,7 @@ def workplace(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(workplace, command):
     """Train in the workplace with small defaults; returns metrics, stdout and stderr."""
+    import train  # not at the top: it settles how Triton runs, and pytest_configure may hide the GPU first
 
     def run(*arguments, out="out/model"):
         defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"

@@ -145,6 +145,13 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
 
 
+def test_triton_is_put_into_its_interpreter_before_anything_imports_it():
+    source = "import os, train; assert os.environ['TRITON_INTERPRET'] == '1'"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", source], env=environment, cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize(
     ("text", "lost"),
     [
