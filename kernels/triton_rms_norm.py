@@ -23,6 +23,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from kernels import InputError, interpret_without_gpu
 from kernels.reference import wide_dtype
+from kernels.torch_version import TORCH_2_13
 
 if importlib.util.find_spec("triton") is None:
     raise InputError("--norm triton: the package triton is not installed; pip install triton, or use --norm torch")
@@ -39,9 +40,9 @@ if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
         "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
     )
-# A compiler can look into triton_op. It can't into interpreted kernels, and that of torch 2.6 hands the kernels tensors
-# of other strides than the launchers have seen; no version between was tried.
-if INTERPRETED or torch.__version__ < "2.13":
+# A compiler can look into triton_op, unless kernels are interpreted. The one of torch 2.6 hands the kernels tensors whose
+# strides differ from those that the launchers have seen.
+if INTERPRETED or not TORCH_2_13:
     from torch.library import custom_op as operator
 
     def wrap_triton(kernel: triton.runtime.KernelInterface) -> triton.runtime.KernelInterface:
@@ -61,6 +62,22 @@ def check_device(device: torch.device) -> None:
 
 
 @triton.jit
+def _row_pointers(pointer, outer_stride, inner_stride, rows, n_inner, ALIGN: tl.constexpr):
+    """Pointers to the first element of each of `rows`, (ROWS, 1); the strides are in units of ALIGN."""
+    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
+    return pointer + (outer * outer_stride + inner * inner_stride) * ALIGN
+
+
+@triton.jit
+def _load_weight(weight_ptr, cols, D: tl.constexpr, UNIT_OFFSET: tl.constexpr, WIDE: tl.constexpr):
+    """The weight, (1, COLS), plus 1 if UNIT_OFFSET, in the dtype WIDE."""
+    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(WIDE)
+    if UNIT_OFFSET:
+        weight += 1.0
+    return weight
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, x_outer, x_inner, residual_ptr, residual_outer, residual_inner,
     weight_ptr, y_ptr, h_ptr, rstd_ptr, n_rows, n_inner,
@@ -71,9 +88,8 @@ def _forward_kernel(
     wide = rstd_ptr.dtype.element_ty  # float32, or float64 for a float64 x
     narrow = y_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
-    x_rows = x_ptr + (outer * x_outer + inner * x_inner) * ALIGN  # (ROWS, 1)
-    residual_rows = residual_ptr + (outer * residual_outer + inner * residual_inner) * ALIGN
+    x_rows = _row_pointers(x_ptr, x_outer, x_inner, rows, n_inner, ALIGN)
+    residual_rows = _row_pointers(residual_ptr, residual_outer, residual_inner, rows, n_inner, ALIGN)
     out_rows = rows.to(tl.int64) * D
 
     squares = tl.full((ROWS, COLS), 0.0, wide)
@@ -103,9 +119,7 @@ def _forward_kernel(
                 h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)
         y = h * rstd
         if WEIGHT:
-            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
-            if UNIT_OFFSET:
-                weight += 1.0
+            weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
             if not ROUND_ONCE:
                 y = y.to(narrow).to(wide)
             y *= weight
@@ -121,9 +135,8 @@ def _projection_kernel(
     """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
     wide = rstd_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
-    dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
-    h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
+    dy_rows = _row_pointers(dy_ptr, dy_outer, dy_inner, rows, n_inner, ALIGN)
+    h_rows = _row_pointers(h_ptr, h_outer, h_inner, rows, n_inner, ALIGN)
     products = tl.full((ROWS, COLS), 0.0, wide)
     for start in tl.range(0, D, COLS):
         cols = start + tl.arange(0, COLS)[None, :]
@@ -131,10 +144,7 @@ def _projection_kernel(
         h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
         dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         if WEIGHT:
-            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
-            if UNIT_OFFSET:
-                weight += 1.0
-            dy *= weight
+            dy *= _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
         products += h * dy
     rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)
     projection = tl.sum(products, axis=1, keep_dims=True) * rstd / D
@@ -156,15 +166,12 @@ def _backward_kernel(
     program = tl.program_id(0)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     if WEIGHT:
-        weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
-        if UNIT_OFFSET:
-            weight += 1.0
+        weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
     dweight = tl.full((ROWS, COLS), 0.0, wide)
     for step in tl.range(0, n_steps, num_stages=STAGES):
         rows = ((step * tl.num_programs(0) + program) * ROWS + tl.arange(0, ROWS))[:, None]
-        outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
-        dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
-        h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
+        dy_rows = _row_pointers(dy_ptr, dy_outer, dy_inner, rows, n_inner, ALIGN)
+        h_rows = _row_pointers(h_ptr, h_outer, h_inner, rows, n_inner, ALIGN)
         in_tile = (rows < n_rows) & (cols < D)
         h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
         dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
@@ -184,7 +191,7 @@ def _backward_kernel(
             projection = tl.sum(x_hat * dy, axis=1, keep_dims=True) / D  # (ROWS, 1)
         dx = rstd * (dy - x_hat * projection)
         if ADD:
-            dh_rows = dh_ptr + (outer * dh_outer + inner * dh_inner) * ALIGN
+            dh_rows = _row_pointers(dh_ptr, dh_outer, dh_inner, rows, n_inner, ALIGN)
             dx += tl.load(dh_rows + cols * DH_COL, mask=in_tile, other=0.0).to(wide)
         tl.store(dx_ptr + rows.to(tl.int64) * D + cols, dx.to(narrow), mask=in_tile)
     if DWEIGHT:

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 
 from kernels import InputError
 from kernels.compiled import check_device
+from kernels.torch_version import TORCH_2_13
 from model.attention import KVCache, Span, make_span
 from model.llama import Block, Llama
 
@@ -33,7 +34,7 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
     device = model.embed_tokens.weight.device
     check_device(device)
     on_cpu = device.type == "cpu"
-    if on_cpu and model.embed_tokens.weight.dtype != torch.float32 and torch.__version__ < "2.13":
+    if on_cpu and model.embed_tokens.weight.dtype != torch.float32 and not TORCH_2_13:
         raise InputError(
             f"--compile in half precision ends in an error of torch {torch.__version__}'s compiler on a CPU; use torch "
             "2.13 (no version between was tried), --dtype float32, or leave --compile out"
