@@ -99,13 +99,14 @@ def _own_backend(name: str) -> Backend:
             f"norm '{name}': can't import '{module_name}' ({error}); expected package.module:function, "
             f"importable from {os.getcwd()}"
         ) from error
-    function: Any = getattr(module, function_name, None)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
             f"norm '{name}': module '{module_name}' has no function '{function_name}'; "
             "expected a function (x, weight, eps) -> y"
         )
-    fused: Any = getattr(module, f"add_{function_name}", None)  # (x, residual, weight, eps) -> (y, h), if there is one
+    # (x, residual, weight, eps) -> (y, h), if there is one
+    fused: Callable[..., Any] | None = getattr(module, f"add_{function_name}", None)
     if callable(fused):
         return Backend(f"{name} and its add_{function_name}", function, fused)
     return Backend(name, function, add_then(function))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels import Backend, reference
 
-# The formula in bfloat16 is off by up to 0.9 %, and in Triton's interpreter, which truncates, by 1.4 %. Norms of another
+# In bfloat16 the formula is off by up to 0.9 %, and by 1.4 % in Triton's interpreter, which truncates. Norms of another
 # kind are further off on the rows below: LayerNorm, an eps ten times off, 1 + weight, statistics of another axis.
 BOUND = 0.02
 

@@ -10,8 +10,8 @@ import torch
 import kernels
 from scripts import loss_parity
 from tests.helpers import CPU
-from tests.kernels import test_norm_contract
-from tests.kernels.test_norm_contract import EPS, rows, weights
+from tests.kernels import contract
+from tests.kernels.contract import EPS, rows, weights
 
 REFERENCE = [7.0, 6.5, 6.25, 6.0]
 ULP = float(np.spacing(np.float32(7.0)))  # 4.8e-7
@@ -23,8 +23,8 @@ def shifted(*differences):
 
 def test_the_control_is_right_and_rounds_differently():
     for dtype in (torch.float32, torch.float16):
-        test_norm_contract.test_values_are_the_formula(loss_parity.control, dtype, (7, 48))
-        test_norm_contract.test_gradients_are_those_of_the_formula(loss_parity.control, dtype, (7, 48))
+        contract.values_are_the_formula(loss_parity.control, dtype, (7, 48))
+        contract.gradients_are_those_of_the_formula(loss_parity.control, dtype, (7, 48))
     reference = kernels.load_backend("reference", CPU).rms_norm
     x, weight = rows(64, 256), weights(256)
     assert not torch.equal(loss_parity.control(x, weight, EPS), reference(x, weight, EPS))
@@ -33,8 +33,8 @@ def test_the_control_is_right_and_rounds_differently():
 @pytest.mark.parametrize(
     ("check", "arguments"),
     [
-        (test_norm_contract.test_values_are_the_formula, (torch.float32, (7, 48))),
-        (test_norm_contract.test_half_precision_rounds_before_the_weight, (torch.float16,)),
+        (contract.values_are_the_formula, (torch.float32, (7, 48))),
+        (contract.half_precision_rounds_before_the_weight, (torch.float16,)),
     ],
 )
 def test_the_impostor_fails_the_contract(check, arguments):
