@@ -10,13 +10,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Torch is imported by the backends, not here: a command must be able to list the names in its --help at once.
+# Torch is imported by the backends, not here, so that a command's --help can list the names at once.
 BACKENDS = {
     "reference": "kernels.reference",
     "torch": "kernels.torch_operator",
@@ -31,7 +31,7 @@ USAGE = (
 
 
 class InputError(ValueError):
-    """What the user asked for can't be done: one line with what was found, what was expected, what to do."""
+    """The user's input can't be used; the message is one line: what was found, what was expected, what to do."""
 
 
 class Backend(NamedTuple):
@@ -49,7 +49,7 @@ class Backend(NamedTuple):
 def load_backend(name: str, device: torch.device) -> Backend:
     """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
 
-    `name@dtype` is the same backend on inputs that are rounded to that dtype, as a stream in half precision has them.
+    `name@dtype` is the same backend on inputs rounded to that dtype, as a residual stream in half precision has them.
     Raises InputError when there is no such backend, or when it can't run here.
     """
     interpret_without_gpu()
@@ -72,8 +72,8 @@ def load_backend(name: str, device: torch.device) -> Backend:
 def interpret_without_gpu() -> None:
     """Put Triton into its interpreter where there is no GPU.
 
-    Triton settles this once, when it is first imported, and torch.compile or an optimiser may be what imports it.
-    So every backend asks for it before the first model is built, whether it uses Triton or not.
+    Triton reads the setting once, when it is imported, and torch.compile or an optimizer may import it. So every
+    backend makes the setting before the first model is built, whether it uses Triton or not.
     """
     import torch
 
@@ -82,7 +82,7 @@ def interpret_without_gpu() -> None:
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What a kernel that can't be built or run may raise: Python's everyday errors, and Triton's own."""
+    """Exceptions of a kernel that can't be built or run: Python's everyday ones, and Triton's own."""
     everyday = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
     triton = sys.modules.get("triton.errors")
     return everyday if triton is None else (*everyday, triton.TritonError)
@@ -99,13 +99,14 @@ def _own_backend(name: str) -> Backend:
             f"norm '{name}': can't import '{module_name}' ({error}); expected package.module:function, "
             f"importable from {os.getcwd()}"
         ) from error
-    function = getattr(module, function_name, None)
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
             f"norm '{name}': module '{module_name}' has no function '{function_name}'; "
             "expected a function (x, weight, eps) -> y"
         )
-    fused = getattr(module, f"add_{function_name}", None)  # (x, residual, weight, eps) -> (y, h), if there is one
+    # (x, residual, weight, eps) -> (y, h), if there is one
+    fused: Callable[..., Any] | None = getattr(module, f"add_{function_name}", None)
     if callable(fused):
         return Backend(f"{name} and its add_{function_name}", function, fused)
     return Backend(name, function, add_then(function))
@@ -114,7 +115,7 @@ def _own_backend(name: str) -> Backend:
 def add_then(
     rms_norm: Callable[[Tensor, Tensor, float], Tensor],
 ) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
-    """The two steps of add_rms_norm, for a norm that has no kernel which does both."""
+    """The two steps of add_rms_norm, for a norm without a kernel that does both."""
 
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         h = x + residual

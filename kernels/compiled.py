@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from kernels import InputError, add_then, reference
+from kernels.torch_version import TORCH_2_13
 
-# Left alone, Inductor drops the rounding of x_hat, and a quarter of the elements in half precision change their
-# last bit. fullgraph: a shape or dtype too many for Dynamo's cache is an error, not a quiet return to eager.
+# By default Inductor drops the rounding of x_hat, and a quarter of the elements in half precision change their last
+# bit. fullgraph: a shape or dtype too many for Dynamo's cache is an error, not a quiet return to eager.
 OPTIONS = {"fullgraph": True, "options": {"emulate_precision_casts": True}}
-if torch.__version__ >= "2.13":
+if TORCH_2_13:
     rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
     add_rms_norm = torch.compile(reference.add_rms_norm, **OPTIONS)
-else:  # torch 2.6 drops it on a CPU all the same, unless the graph ends there; no version between was tried
+else:  # on a CPU it drops that rounding all the same, unless the graph ends there
     _normalize = torch.compile(reference.normalize, **OPTIONS)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,7 +27,7 @@ else:  # torch 2.6 drops it on a CPU all the same, unless the graph ends there; 
 
 
 def check_device(device: torch.device) -> None:
-    """Raises InputError where Inductor would find no C++ compiler for a CPU's code."""
+    """Raise InputError where Inductor would find no C++ compiler for a CPU's code."""
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise InputError(

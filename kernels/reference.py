@@ -7,7 +7,7 @@ RMSNorm is by Biao Zhang and Rico Sennrich, "Root Mean Square Layer Normalizatio
     y     = x_hat rounded to x's dtype, times weight, rounded to x's dtype
 
 In half precision the first rounding matters: multiplying in float32 and rounding once, as nn.RMSNorm does
-with its weight, gives another last bit in about one element in four.
+with its weight, changes the last bit of about one element in four.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scale(x_hat: Tensor, weight: Tensor) -> Tensor:
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:
-    """What the statistics of x are computed in."""
+    """The dtype of x's statistics: float64 for a float64 x, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

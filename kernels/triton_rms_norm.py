@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from kernels import InputError, interpret_without_gpu
 from kernels.reference import wide_dtype
+from kernels.torch_version import TORCH_2_13
 
 if importlib.util.find_spec("triton") is None:
     raise InputError("--norm triton: the package triton is not installed; pip install triton, or use --norm torch")
@@ -39,25 +41,36 @@ if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
         "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
     )
-# A compiler can look into triton_op. It can't into interpreted kernels, and that of torch 2.6 hands the kernels tensors
-# of other strides than the launchers have seen; no version between was tried.
-if INTERPRETED or torch.__version__ < "2.13":
-    from torch.library import custom_op as operator
-
-    def wrap_triton(kernel: triton.runtime.KernelInterface) -> triton.runtime.KernelInterface:
-        return kernel
-else:
-    from torch.library import triton_op as operator
-    from torch.library import wrap_triton
+# torch.compile can look into a triton_op, unless kernels are interpreted. In torch 2.6 it then changes the strides of
+# tensors after the launchers have read them.
+LOOKED_INTO = TORCH_2_13 and not INTERPRETED
+operator = torch.library.triton_op if LOOKED_INTO else torch.library.custom_op
+wrap_triton = torch.library.wrap_triton if LOOKED_INTO else lambda kernel: kernel
 
 
 def check_device(device: torch.device) -> None:
-    """Raises InputError where the kernels can't take tensors of `device`."""
+    """Raise InputError where the kernels can't take tensors of `device`."""
     if device.type != "cuda" and not INTERPRETED:
         raise InputError(
             f"--norm triton: compiled kernels take GPU tensors and the device is '{device}'; "
             "use --device cuda, set TRITON_INTERPRET=1, or use --norm torch"
         )
+
+
+@triton.jit
+def _row_pointers(pointer, outer_stride, inner_stride, rows, n_inner, ALIGN: tl.constexpr):
+    """Pointers to the first element of each of `rows`, (ROWS, 1); the strides are in units of ALIGN."""
+    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
+    return pointer + (outer * outer_stride + inner * inner_stride) * ALIGN
+
+
+@triton.jit
+def _load_weight(weight_ptr, cols, D: tl.constexpr, UNIT_OFFSET: tl.constexpr, WIDE: tl.constexpr):
+    """The weight, (1, COLS), plus 1 if UNIT_OFFSET, in the dtype WIDE."""
+    weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(WIDE)
+    if UNIT_OFFSET:
+        weight += 1.0
+    return weight
 
 
 @triton.jit
@@ -68,17 +81,17 @@ def _forward_kernel(
     ADD: tl.constexpr, WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
+    """y, rstd and, if ADD, h = x + residual."""
     wide = rstd_ptr.dtype.element_ty  # float32, or float64 for a float64 x
     narrow = y_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)  # offsets may pass 2^31
-    x_rows = x_ptr + (outer * x_outer + inner * x_inner) * ALIGN  # (ROWS, 1)
-    residual_rows = residual_ptr + (outer * residual_outer + inner * residual_inner) * ALIGN
+    x_rows = _row_pointers(x_ptr, x_outer, x_inner, rows, n_inner, ALIGN)
+    residual_rows = _row_pointers(residual_ptr, residual_outer, residual_inner, rows, n_inner, ALIGN)
     out_rows = rows.to(tl.int64) * D
 
     squares = tl.full((ROWS, COLS), 0.0, wide)
     h = squares
-    for start in tl.range(0, D, COLS):
+    for start in range(0, D, COLS):
         cols = start + tl.arange(0, COLS)[None, :]
         in_tile = (rows < n_rows) & (cols < D)
         h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)  # (ROWS, COLS)
@@ -93,7 +106,7 @@ def _forward_kernel(
 
     if ADD and COLS < D:
         tl.debug_barrier()  # before a thread reads what another one has stored
-    for start in tl.range(0, D, COLS):
+    for start in range(0, D, COLS):
         cols = start + tl.arange(0, COLS)[None, :]
         in_tile = (rows < n_rows) & (cols < D)
         if COLS < D:  # else h is still in the registers
@@ -103,9 +116,7 @@ def _forward_kernel(
                 h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)
         y = h * rstd
         if WEIGHT:
-            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
-            if UNIT_OFFSET:
-                weight += 1.0
+            weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
             if not ROUND_ONCE:
                 y = y.to(narrow).to(wide)
             y *= weight
@@ -121,20 +132,16 @@ def _projection_kernel(
     """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
     wide = rstd_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
-    dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
-    h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
+    dy_rows = _row_pointers(dy_ptr, dy_outer, dy_inner, rows, n_inner, ALIGN)
+    h_rows = _row_pointers(h_ptr, h_outer, h_inner, rows, n_inner, ALIGN)
     products = tl.full((ROWS, COLS), 0.0, wide)
-    for start in tl.range(0, D, COLS):
+    for start in range(0, D, COLS):
         cols = start + tl.arange(0, COLS)[None, :]
         in_tile = (rows < n_rows) & (cols < D)
         h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
         dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         if WEIGHT:
-            weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)
-            if UNIT_OFFSET:
-                weight += 1.0
-            dy *= weight
+            dy *= _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
         products += h * dy
     rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)
     projection = tl.sum(products, axis=1, keep_dims=True) * rstd / D
@@ -149,22 +156,21 @@ def _backward_kernel(
     ADD: tl.constexpr, WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr,
     ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # Each program walks over every n-th tile of its columns and keeps its own sum for dweight: no atomics, so the
-    # same bits come out of every run.
+    """dx, and of dweight one sum for each program, which walks over every n-th tile of its columns.
+
+    There are no atomics, so every run has the same bits.
+    """
     wide = rstd_ptr.dtype.element_ty
     narrow = dx_ptr.dtype.element_ty
     program = tl.program_id(0)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     if WEIGHT:
-        weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(wide)  # (1, COLS)
-        if UNIT_OFFSET:
-            weight += 1.0
+        weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
     dweight = tl.full((ROWS, COLS), 0.0, wide)
-    for step in tl.range(0, n_steps, num_stages=STAGES):
+    for step in tl.range(0, n_steps, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]  (Triton's stub)
         rows = ((step * tl.num_programs(0) + program) * ROWS + tl.arange(0, ROWS))[:, None]
-        outer, inner = (rows // n_inner).to(tl.int64), (rows % n_inner).to(tl.int64)
-        dy_rows = dy_ptr + (outer * dy_outer + inner * dy_inner) * ALIGN
-        h_rows = h_ptr + (outer * h_outer + inner * h_inner) * ALIGN
+        dy_rows = _row_pointers(dy_ptr, dy_outer, dy_inner, rows, n_inner, ALIGN)
+        h_rows = _row_pointers(h_ptr, h_outer, h_inner, rows, n_inner, ALIGN)
         in_tile = (rows < n_rows) & (cols < D)
         h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
         dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
@@ -184,7 +190,7 @@ def _backward_kernel(
             projection = tl.sum(x_hat * dy, axis=1, keep_dims=True) / D  # (ROWS, 1)
         dx = rstd * (dy - x_hat * projection)
         if ADD:
-            dh_rows = dh_ptr + (outer * dh_outer + inner * dh_inner) * ALIGN
+            dh_rows = _row_pointers(dh_ptr, dh_outer, dh_inner, rows, n_inner, ALIGN)
             dx += tl.load(dh_rows + cols * DH_COL, mask=in_tile, other=0.0).to(wide)
         tl.store(dx_ptr + rows.to(tl.int64) * D + cols, dx.to(narrow), mask=in_tile)
     if DWEIGHT:
@@ -213,10 +219,10 @@ def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int, alig
     return {"ROWS": rows, "COLS": cols, "num_warps": threads // _gpu(x.device).warp_size}
 
 
-def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int]:
-    """Programs that fill the GPU, and the tiles that each of them walks over."""
+def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int | np.int32]:
+    """Programs that fill the GPU, and the number of tiles that each of them walks over."""
     if INTERPRETED:
-        return n_tiles, np.int32(1)  # NumPy's, since with NumPy 2.4 Triton 3.2 can't count to a number of its own
+        return n_tiles, np.int32(1)  # with NumPy 2.4, Triton 3.2 can't count to a number of Python's
     # 512 threads on every multiprocessor are enough, since loads run ahead; more would only add partial sums.
     each = max(1, 512 // (warps * _gpu(device).warp_size))
     n_steps = triton.cdiv(n_tiles, each * _gpu(device).multi_processor_count)
@@ -227,18 +233,18 @@ def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties:
     return torch.cuda.get_device_properties(device)
 
 
-def _as_rows(*tensors: Tensor) -> tuple[list[Tensor], int]:
-    """Views of shape (outer, inner, D), and what all of their row strides are multiples of, up to 16.
+def _as_rows(*tensors: Tensor | None) -> tuple[list[Tensor], int]:
+    """The tensors as views (outer, inner, D), and the largest power of two up to 16 that divides their row strides.
 
-    The last axis has stride 1 or 0. Nothing is copied unless it has another one, or a row is found by more than two
+    The last axis has stride 1 or 0. A tensor is copied where it has another, or where its rows have more than two
     strides, as in a transposed (batch, heads, tokens, D).
     """
-    tensors = [t if t.stride(-1) in (0, 1) else t.contiguous() for t in tensors]
-    shape = tensors[0].shape
+    given = [t if t.stride(-1) in (0, 1) else t.contiguous() for t in tensors if t is not None]
+    shape = given[0].shape
     # Between axes i and i + 1 the rows of some tensor don't follow each other at one distance.
-    breaks = [i for i in range(len(shape) - 2) if any(t.stride(i) != t.stride(i + 1) * shape[i + 1] for t in tensors)]
+    breaks = [i for i in range(len(shape) - 2) if any(t.stride(i) != t.stride(i + 1) * shape[i + 1] for t in given)]
     inner = math.prod(shape[breaks[0] + 1 : -1]) if breaks else 1
-    rows = [t.reshape(-1, inner, shape[-1]) for t in tensors]
+    rows = [t.reshape(-1, inner, shape[-1]) for t in given]
     return rows, math.gcd(16, *(t.stride(i) for t in rows for i in (0, 1) if t.shape[i] > 1))
 
 
@@ -261,7 +267,7 @@ def launch_forward(
     y, h, rstd = _empty_outputs(x, residual)
     if not y.numel():
         return y, h, rstd
-    (x, *others), align = _as_rows(x) if residual is None else _as_rows(x, residual)
+    (x, *others), align = _as_rows(x, residual)
     whole_row = 32768 if y.element_size() == 2 else 16384
     tile = _tile(rstd.numel(), y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
     r = others[0] if others else h.view(0, 1, 1)  # empty: of x, passed twice, a compiler would make a copy
@@ -279,14 +285,13 @@ def launch_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, rstd: Tensor,
     unit_offset: bool, round_once: bool, wants_dweight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dx of h's shape and dtype, and dweight of the weight's; empty, if nobody wants it."""
+    """dx of h's shape and dtype, and dweight of the weight's; dweight is empty unless it is wanted."""
+    dx, dweight = _empty_gradients(h, weight, wants_dweight)
     if not h.numel():
-        dx, dweight = _empty_gradients(h, weight, wants_dweight)
         return dx, dweight.zero_()
-    dx = h.new_empty(h.shape)
     n_rows, width = rstd.numel(), int(h.shape[-1])
-    (dy, h, *others), align = _as_rows(dy, h) if dh is None else _as_rows(dy, h, dh)
-    unused = rstd  # what is passed where there is nothing to pass
+    (dy, h, *others), align = _as_rows(dy, h, dh)
+    unused = rstd  # passed where a kernel reads nothing
     g = others[0] if others else unused.view(-1, 1, 1)
     w = unused if weight is None else weight.contiguous()
     shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
@@ -311,12 +316,12 @@ def launch_backward(
             DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once, STAGES=stages,
             **shared, **tile,
         )  # fmt: skip
-    return dx, partial.sum(0).to(weight.dtype) if wants_dweight else h.new_empty(0)
+    return dx, partial.sum(0).to(dweight.dtype) if wants_dweight else dweight
 
 
 def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> tuple[Tensor, Tensor]:
-    dx = h.new_empty(h.shape)
-    return dx, weight.new_empty(weight.shape) if wants_dweight else h.new_empty(0)
+    dweight = weight.new_empty(weight.shape) if weight is not None and wants_dweight else h.new_empty(0)
+    return h.new_empty(h.shape), dweight
 
 
 _rms_norm = operator("rmsllama::rms_norm", mutates_args=())(launch_forward)
@@ -325,7 +330,7 @@ _rms_norm.register_fake(lambda x, residual, *_: _empty_outputs(x, residual))
 _rms_norm_backward.register_fake(lambda dy, dh, h, weight, *rest: _empty_gradients(h, weight, rest[-1]))
 
 
-def _save_for_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
     x, residual, weight, _, ctx.unit_offset, ctx.round_once = inputs
     _, h, rstd = output
     ctx.adds = residual is not None
@@ -333,20 +338,19 @@ def _save_for_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, 
     ctx.save_for_backward(x if residual is None else h, weight, rstd)
 
 
-def _backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
-    h, weight, rstd = ctx.saved_tensors
+def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
     wants_dweight = ctx.needs_input_grad[2]
     if not ctx.adds:
         dh = None  # of an empty h
     dx, dweight = dh, None
     if dy is not None:
         options = ctx.unit_offset, ctx.round_once, wants_dweight
-        dx, dweight = _rms_norm_backward(dy, dh, h, weight, rstd, *options)
+        dx, dweight = _rms_norm_backward(dy, dh, *ctx.saved_tensors, *options)
     # Where x or the residual is narrower than h, autograd itself casts to its dtype.
     return dx, dx if ctx.adds else None, dweight if wants_dweight else None, None, None, None
 
 
-def _no_double_backward(ctx: torch.autograd.function.FunctionCtx, *_: Tensor) -> tuple:
+def _no_double_backward(ctx: Any, *_: Tensor) -> tuple:
     raise NotImplementedError("--norm triton can't be differentiated twice; use --norm reference, which can")
 
 

@@ -18,7 +18,12 @@ from torch.fx import GraphModule
 
 from kernels import InputError
 from kernels.compiled import check_device
+<<<<<<< HEAD
 from model.attention import KVCache, Span, step_span
+=======
+from kernels.torch_version import TORCH_2_13
+from model.attention import KVCache, Span, make_span
+>>>>>>> kern
 from model.llama import Block, Llama
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
@@ -33,7 +38,7 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
     device = model.embed_tokens.weight.device
     check_device(device)
     on_cpu = device.type == "cpu"
-    if on_cpu and model.embed_tokens.weight.dtype != torch.float32 and torch.__version__ < "2.13":
+    if on_cpu and model.embed_tokens.weight.dtype != torch.float32 and not TORCH_2_13:
         raise InputError(
             f"--compile in half precision ends in an error of torch {torch.__version__}'s compiler on a CPU; use torch "
             "2.13 (no version between was tried), --dtype float32, or leave --compile out"

@@ -9,7 +9,7 @@ import torch
 import kernels
 from kernels import InputError, reference
 from tests.helpers import CPU
-from tests.kernels.test_norm_contract import EPS, rows, weights
+from tests.kernels.contract import EPS, rows, weights
 
 
 def without(monkeypatch, package):

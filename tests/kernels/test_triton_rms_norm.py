@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from kernels import reference, triton_rms_norm
 from tests.helpers import ROOT
-from tests.kernels.test_norm_contract import DEVICE, EPS, formula, oracle, rows, unit, weights
+from tests.kernels.contract import DEVICE, EPS, formula, is_gemmas_norm, oracle, rows, unit, weights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -114,26 +114,7 @@ def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
-    """Against transformers; a weight of 2^-12 would be lost if 1 + weight were formed in half precision."""
-    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-
-    x, weight = rows(6, 48, dtype=dtype), (weights(48) - 1).to(dtype)
-    weight[0] = 2**-12
-    gemma = GemmaRMSNorm(48, eps=EPS).to(DEVICE, dtype)
-    gemma.weight.data.copy_(weight)
-    y = triton_rms_norm.rms_norm(x, weight, EPS, unit_offset=True, round_once=True)
-    differing = (y != gemma(x)).double().mean().item()
-    # In float32 sums of another order move the last bit here and there, in float16 one element in a thousand.
-    torch.testing.assert_close(y, gemma(x), rtol=2 * unit(dtype) + 4 * unit(torch.float32), atol=0)
-    assert dtype == torch.float32 or differing < 0.01
-    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    dy = torch.zeros_like(x)
-    dy[:, 0] = 1  # where 1 + weight would be 1
-    grads = torch.autograd.grad(triton_rms_norm.rms_norm(*leaves, EPS, unit_offset=True, round_once=True), leaves, dy)
-    x.requires_grad_()
-    expected = torch.autograd.grad(gemma(x), (x, gemma.weight), dy)
-    for got, wanted in zip(grads, expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=2.01 * unit(dtype) + 16 * unit(torch.float32), atol=1e-6)
+    is_gemmas_norm(triton_rms_norm.rms_norm, dtype)
 
 
 def test_round_once_multiplies_before_it_rounds():

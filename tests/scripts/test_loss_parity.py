@@ -12,8 +12,8 @@ import torch
 import kernels
 from scripts import loss_parity
 from tests.helpers import CPU
-from tests.kernels import test_norm_contract
-from tests.kernels.test_norm_contract import EPS, rows, weights
+from tests.kernels import contract
+from tests.kernels.contract import EPS, rows, weights
 from tests.model.training import runs
 
 REFERENCE = [7.0, 6.5, 6.25, 6.0]
@@ -33,11 +33,11 @@ def controls(columns, blocks, division):
 
 @pytest.mark.parametrize("control", CONTROLS, ids=loss_parity.CONTROLS)
 def test_a_control_is_right(control):
-    for dtype in (torch.float32, *test_norm_contract.HALF):
-        test_norm_contract.test_values_are_the_formula(control, dtype, (7, 48))
-        test_norm_contract.test_gradients_are_those_of_the_formula(control, dtype, (7, 48))
-    for dtype in test_norm_contract.HALF:
-        test_norm_contract.test_half_precision_rounds_before_the_weight(control, dtype)
+    for dtype in (torch.float32, *contract.HALF):
+        contract.values_are_the_formula(control, dtype, (7, 48))
+        contract.gradients_are_those_of_the_formula(control, dtype, (7, 48))
+    for dtype in contract.HALF:
+        contract.half_precision_rounds_before_the_weight(control, dtype)
 
 
 def test_the_controls_round_differently_from_the_reference_and_from_each_other():
@@ -50,8 +50,8 @@ def test_the_controls_round_differently_from_the_reference_and_from_each_other()
 @pytest.mark.parametrize(
     ("check", "arguments"),
     [
-        (test_norm_contract.test_values_are_the_formula, (torch.float32, (7, 48))),
-        (test_norm_contract.test_half_precision_rounds_before_the_weight, (torch.float16,)),
+        (contract.values_are_the_formula, (torch.float32, (7, 48))),
+        (contract.half_precision_rounds_before_the_weight, (torch.float16,)),
     ],
 )
 def test_the_impostor_fails_the_contract(check, arguments):

@@ -9,7 +9,7 @@ import torch
 from kernels import InputError
 from scripts import peers
 from tests.helpers import CPU
-from tests.kernels.test_norm_contract import EPS, rows, weights
+from tests.kernels.contract import EPS, rows, weights
 
 GPU = torch.device("cuda")  # to be named only; nothing here runs on it
 
