@@ -165,8 +165,10 @@ def test_figures_of_an_earlier_run_are_not_reported(command, tmp_path, stand_ins
     stale = tmp_path / "out/work/parity-float32"
     stale.mkdir(parents=True)
     (stale / "parity.json").write_text("{}")
+    (stale / "parity.png").write_bytes(b"old picture")
     command(gpu_report.main, "--device", "cpu", "--norms", "torch", "--out", tmp_path / "out")
     assert "figures" not in json.loads((tmp_path / "out/report.json").read_text())["parts"]["parity-float32"]
+    assert not (tmp_path / "out/parity-float32.png").exists()
 
 
 def test_without_a_gpu_it_says_so(command, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The tables and the picture of the norms' benchmark."""
 
+import math
+
 from scripts.bench import norm_report
 
 
@@ -24,3 +26,20 @@ def test_the_report_has_a_table_of_shares_and_one_of_ratios():
         "* triton is another function: its y is 25% off",
         "mine refused forward, graph, 8 x 64: Error: no",
     ]
+
+
+def test_the_picture_has_the_last_mode_and_the_most_rows(tmp_path, monkeypatch):
+    results, shares = [], iter(range(100))
+    for width in (32, 64):
+        for rows in (8, 16):
+            for pass_name in ("forward", "backward", "add_forward", "add_backward"):
+                for mode in ("eager", "graph"):
+                    where = {"width": width, "rows": rows, "pass": pass_name, "mode": mode}
+                    results += [where | {"norm": "mine", "share": next(shares)}, where | {"norm": "broken"}]
+    monkeypatch.setattr(norm_report.plt, "close", lambda figure: None)
+    norm_report.plot(results, ["mine", "broken"], tmp_path / "norm.png")
+    drawn = [[list(line.get_ydata()) for line in axes.lines[:2]] for axes in norm_report.plt.gcf().axes]
+    monkeypatch.undo()
+    norm_report.plt.close("all")
+    assert [mine for mine, _ in drawn] == [[9, 25], [11, 27], [13, 29], [15, 31]]
+    assert all(math.isnan(share) for _, broken in drawn for share in broken)
