@@ -74,7 +74,7 @@ TENSORS = {"forward": 2, "backward": 3, "add_forward": 4, "add_backward": 4}  # 
 WARM_UP = 3  # untimed calls, which compile, tune and fill the allocator's pools
 COLD = {"cpu": 2**28, "cuda": 2**29}  # bytes read before each timed call: twice the largest last cache, an MI300X's
 SAME = 0.02  # how far y may be from the formula, relative to it; rounding to bfloat16 gives 0.004
-INTERPRETER = "triton is not timed here: it runs in Triton's interpreter, which is no measure of Triton"
+INTERPRETER = "triton is not timed here: it runs in Triton's interpreter, whose speed says nothing about Triton's"
 
 
 class Work(NamedTuple):
