@@ -36,7 +36,11 @@ def parse_args() -> argparse.Namespace:
     add("--data", default="python", help="python (its standard library's source), shakespeare, a text file or a folder")
     out_help = "folder for the checkpoint, the state for --resume, metrics and curves"
     add("--out", type=Path, default=Path("out/tiny"), help=out_help)
-    add("--resume", action="store_true", help="continue the run in --out with its arguments, except for flags given here")
+    add(
+        "--resume",
+        action="store_true",
+        help="continue the run in --out with its arguments, except for flags given here",
+    )
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU alone)")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}

@@ -1,17 +1,18 @@
-"""Everything there is to know about the norms on one GPU, in one command and one folder.
+"""Report on the norms on one GPU: contract tests, parity, benchmark and training runs, in one folder.
 
-The contract tests on compiled kernels and the parity runs, which check, share the GPU; the benchmark and the training
-runs, which time, have it to themselves. --out then holds
+The contract tests and the parity runs, which check, share the GPU. The benchmark and the training runs, which time,
+have it to themselves. --out then holds
 
     report.md      the summary, with the pictures      report.json    the same figures, to compute with
     bench.png, parity-float32.png, parity-bfloat16.png, and under logs/ what each part has printed
 
-The whole takes 8 minutes at most: a part that would pass that is stopped. Exit code 0: every part has run and passed.
+The whole takes 8 minutes at most: a part that would take longer is stopped. Exit code 0: every part has run and passed.
 1: one has failed or taken too long; the report says which.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -22,75 +23,93 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import BACKENDS, USAGE, InputError
-from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say
-
-if TYPE_CHECKING:
-    import argparse
+from model.cli import Parser, choose_autocast_dtype, choose_device, make_folder, names_in, positive, run, say
 
 DEADLINE_S = 470  # for all parts together
-FIGURES = {"bench": "norm", "parity-float32": "parity", "parity-bfloat16": "parity"}  # what a part names its files
+FIGURES = {"bench": "norm", "parity-float32": "parity", "parity-bfloat16": "parity"}  # the name of a part's files
 TESTS = "tests/kernels/test_norm_contract.py,tests/kernels/test_triton_rms_norm.py"
 
 
+def parse_args() -> argparse.Namespace:
+    parser = Parser(__doc__)
+    add = parser.add_argument
+    add("--out", default="out/gpu_report", help="folder for the report")
+    add("--device", default="auto", help="cuda, cuda:1, ...; cpu only to try the script itself")
+    add("--norms", help=f"comma-separated: {USAGE} (default: {','.join(BACKENDS)}, and in the benchmark its peers)")
+    add("--widths", help="D in the benchmark, as bench_norm.py takes it; its own choice, if left out")
+    add("--steps", type=positive(int), default=300, help="optimizer steps of each training run")
+    add("--parity-steps", type=positive(int), default=100, help="optimizer steps of each parity run")
+    add("--config", help="the model's shape, a config.json (default: configs/tiny.json)")
+    add("--data", default="python", help="the corpus, as train.py takes it")
+    add("--tests", default=TESTS, help="test files, comma-separated")
+    args = parser.parse_args()
+    args.config = args.config or str(ROOT / "configs/tiny.json")
+    return args
+
+
+if __name__ == "__main__":
+    run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
+
+from tqdm import tqdm
+
+from kernels import load_backend
+from model.config import LlamaConfig
+from model.training.prepare import prepare
+from scripts.bench.measuring import describe
+from scripts.loss_parity import norms_to_compare
+
+
 class Part(NamedTuple):
+    """A command of its own process."""
+
     name: str
     title: str
     command: tuple[str, ...]
     limit_s: int
 
 
-def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("--out", default="out/gpu_report", help="folder for the report")
-    add("--device", default="auto", help="cuda, cuda:1, ...; cpu only to try the script itself")
-    add("--norms", help=f"comma-separated: {USAGE} (default: {','.join(BACKENDS)}, and in the benchmark its peers)")
-    add("--widths", help="D in the benchmark, as bench_norm.py takes it; its own choice, if left out")
-    add("--steps", type=positive(int), default=300, help="optimiser steps of each training run")
-    add("--parity-steps", type=positive(int), default=100, help="optimiser steps of each parity run")
-    add("--config", default=ROOT / "configs/tiny.json", help="the model's shape, a config.json")
-    add("--data", default="python", help="the corpus, as train.py takes it")
-    add("--tests", default=TESTS, help="test files, comma-separated")
-    return parser.parse_args()
-
-
-def plan(args: argparse.Namespace, norms: list[str], out: Path) -> tuple[list[Part], list[Part]]:
-    """The parts that may share the GPU, and those that need it alone."""
+def plan(args: argparse.Namespace, norms: list[str], dtype: str, out: Path) -> tuple[list[Part], list[Part]]:
+    """The parts that may share the GPU, and those that need it alone. `dtype` is that of the training runs."""
     python, device, work = sys.executable, ["--device", args.device], out / "work"
-    model = [*device, "--config", str(args.config), "--data", args.data]
-    tests = [str(ROOT / test) for test in args.tests.split(",")]
-    tests = ["-m", "pytest", "-q", *tests, *device, "--junitxml", str(work / "contract.xml")]
-    tests += ["--norm", args.norms] if args.norms else []  # else what the tests choose, which is less of compile
+    model = [*device, "--config", args.config, "--data", args.data]
+    norm_flag = ["--norm", args.norms] if args.norms else []  # else what the tests choose, which is less of compile
+    tests = ["-m", "pytest", "-q", *(str(ROOT / test) for test in args.tests.split(",")), *device, *norm_flag]
+    tests += ["--junitxml", str(work / "contract.xml")]
     together = [Part("contract", "Contract tests", (python, *tests), 300)]
-    for dtype in ("float32", "bfloat16"):
-        rounded = ["--norm-dtype", dtype] if dtype == "bfloat16" else []
-        parity = [str(ROOT / "scripts/loss_parity.py"), "--norms", ",".join(norms), "--dtype", dtype, *rounded, *model]
-        parity += ["--steps", str(args.parity_steps), "--out", str(work / f"parity-{dtype}")]
-        together.append(Part(f"parity-{dtype}", f"Loss parity in {dtype}", (python, *parity), 300))
+    for name in ("float32", "bfloat16"):
+        parity = [str(ROOT / "scripts/loss_parity.py"), "--norms", ",".join(norms), *model, "--dtype", name]
+        parity += ["--steps", str(args.parity_steps), "--out", str(work / f"parity-{name}")]
+        parity += ["--norm-dtype", name] if name == "bfloat16" else []
+        together.append(Part(f"parity-{name}", f"Loss parity in {name}", (python, *parity), 300))
 
     bench = [str(ROOT / "scripts/bench_norm.py"), *device, "--out", str(work / "bench")]
     bench += ["--widths", args.widths] if args.widths else []
     bench += ["--norms", args.norms] if args.norms else []
     alone = [Part("bench", "Benchmark", (python, *bench), 150)]
     for norm in norms:
-        train = [str(ROOT / "train.py"), "--norm", norm, *model, "--steps", str(args.steps)]
-        train += ["--eval-interval", str(args.steps), "--save-interval", str(args.steps)]
-        train += ["--out", str(work / f"train-{norm}")]
-        alone.append(Part(f"train-{norm}", f"Training with {norm}", (python, *train), 60))
+        train = [str(ROOT / "train.py"), "--norm", norm, "--dtype", dtype, *model, "--out", str(work / f"train-{norm}")]
+        for flag in ("--steps", "--eval-interval", "--save-interval"):
+            train += [flag, str(args.steps)]
+        alone.append(Part(f"train-{norm}", f"Training with {norm} in {dtype}", (python, *train), 60))
     return together, alone
 
 
-def run_parts(parts: list[Part], logs: Path, deadline: float, show: Any) -> dict[str, dict[str, Any]]:
-    """Run the parts beside each other: their exit codes and seconds, and what they print in logs/NAME.txt.
+def run_parts(
+    parts: list[Part], logs: Path, deadline: float, show: Callable[[Part, str], None]
+) -> dict[str, dict[str, Any]]:
+    """Run the parts at the same time. Returns how each ended and its seconds, by name.
 
-    None runs for longer than its own limit, or beyond the deadline, which time.perf_counter() reaches.
+    What a part prints goes to logs/NAME.txt and NAME.err. It is stopped after its own limit, or when
+    time.perf_counter() reaches the deadline.
     """
     started, running, results = time.perf_counter(), {}, {}
     for part in parts:
@@ -116,16 +135,14 @@ def run_parts(parts: list[Part], logs: Path, deadline: float, show: Any) -> dict
 
 
 def stop(process: subprocess.Popen) -> int:
-    """Kill a part and what it has started, if any of it still runs: it must not disturb the next one. Its exit code."""
+    """Kill what still runs of a part and of what it started: the next one needs the GPU. Returns its exit code."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def contract_figures(xml: Path) -> dict[str, Any]:
-    """How many tests passed, and the names of those that didn't."""
-    from xml.etree import ElementTree
-
+    """The numbers of tests that passed and were skipped, and the names of those that failed."""
     cases = list(ElementTree.parse(xml).iter("testcase"))
     bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -133,14 +150,14 @@ def contract_figures(xml: Path) -> dict[str, Any]:
 
 
 def training_figures(folder: Path) -> dict[str, Any]:
-    """The last losses, and the median speed of the second half, when everything is compiled."""
+    """The last losses, and the median tokens per second of the second half, when everything is compiled."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     speed = statistics.median(line["tokens_per_s"] for line in lines[len(lines) // 2 :])
     return {"tokens_per_s": speed, "loss": lines[-1]["loss"], "val_loss": lines[-1]["val_loss"]}
 
 
 def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
-    """Add each part's figures to its result, where it has come so far, and bring the pictures together."""
+    """Add to each result the figures that its part has left, and copy the pictures to `out`."""
     work = out / "work"
     if (work / "contract.xml").exists():
         results["contract"] |= contract_figures(work / "contract.xml")
@@ -185,16 +202,10 @@ def main() -> None:
     if device.type == "cpu" and args.device == "auto":
         raise InputError("there is no GPU here and this script reports on one; --device cpu tries the script itself")
     args.device = str(device)
-    import torch
-    from tqdm import tqdm
-
-    from kernels import load_backend
-    from model.config import LlamaConfig
-    from model.training.prepare import prepare
-    from scripts.loss_parity import norms_to_compare
+    dtype = str(choose_autocast_dtype("auto", device)).removeprefix("torch.")
 
     norms = names_in(args.norms) if args.norms else list(BACKENDS)
-    norms_to_compare(",".join(norms))  # raises where the parity runs would, but now
+    norms_to_compare(",".join(norms))  # raises what the parity runs would raise later
     for norm in norms:
         load_backend(norm, device)
     out = Path(args.out).resolve()
@@ -204,10 +215,11 @@ def main() -> None:
     vocab_size = LlamaConfig.load(args.config).vocab_size
     prepare(args.data, vocab_size, Path("out/data"))  # once, before several runs want it at the same time
 
-    together, alone = plan(args, norms, out)
+    together, alone = plan(args, norms, dtype, out)
+    parts = together + alone
     started = time.perf_counter()
     deadline = started + DEADLINE_S
-    with tqdm(total=len(together) + len(alone), unit="part", disable=None) as bar:
+    with tqdm(total=len(parts), unit="part", disable=None) as bar:
 
         def show(part: Part, ended: str) -> None:
             say(f"{part.title}: {ended}")
@@ -219,11 +231,9 @@ def main() -> None:
             bar.set_description(part.title)
             results |= run_parts([part], out / "logs", deadline, show)
 
-    parts = together + alone
     results = {part.name: results[part.name] for part in parts}
     collect(results, out)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {platform.machine()}"
-    machine = f"{name}, torch {torch.__version__}, Python {platform.python_version()}"
+    machine = f"{describe(device)}, Python {platform.python_version()}"
     report = {"machine": machine, "seconds": round(time.perf_counter() - started, 1), "parts": results}
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     write_markdown(results, {part.name: part.title for part in parts}, machine, out)

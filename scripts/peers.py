@@ -1,10 +1,10 @@
-"""Other people's norms, to be compared with ours: each is a function (x, weight, eps) -> y.
+"""Other people's norms to compare ours with, each a function (x, weight, eps) -> y.
 
-So they go wherever a norm is named, as in `train.py --norm scripts.peers:liger`, and bench_norm.py knows their short
-names. add_liger and add_quack are those packages' own kernels for the add and the norm together.
+They go wherever a norm is named, as in `train.py --norm scripts.peers:liger`, and bench_norm.py takes their short names
+too. add_liger and add_quack are those packages' own kernels for the add and the norm together.
 
 None is held to the contract of kernels/reference.py: torch_fused and quack round once, after the weight, and layer_norm
-is another function. It is here because "RMSNorm is faster than LayerNorm" wants measuring.
+is another function. It is here because "RMSNorm is faster than LayerNorm" should be measured.
 """
 
 from __future__ import annotations
@@ -12,32 +12,28 @@ from __future__ import annotations
 import functools
 import importlib
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from kernels import Backend, InputError, load_backend
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-
-# Module, attribute, and what to install for it. Both packages have kernels for a GPU alone.
+# Module, attribute, and the package to install. Both packages have kernels for GPUs only.
 LIGER = ("liger_kernel.ops.rms_norm", "LigerRMSNormFunction", "liger-kernel")
 LIGER_ADD = ("liger_kernel.ops.fused_add_rms_norm", "LigerFusedAddRMSNormFunction", "liger-kernel")
 QUACK = ("quack", "rmsnorm", "quack-kernels")
+PEERS = {"torch_fused": None, "layer_norm": None, "liger": LIGER, "quack": QUACK}
 
 
 def torch_fused(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """What nn.RMSNorm computes: PyTorch's operator with the weight inside, one kernel on a GPU in recent versions."""
-    import torch.nn.functional as F
-
+    """PyTorch's operator with the weight inside, as in nn.RMSNorm: one kernel on a GPU in recent versions."""
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """LayerNorm without a bias, so that it has as many parameters as RMSNorm."""
-    import torch.nn.functional as F
-
     return F.layer_norm(x, x.shape[-1:], weight, None, eps)
 
 
@@ -52,19 +48,20 @@ def add_liger(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[
 
 
 def _liger_options(eps: float, x: Tensor) -> tuple[float, float, str, bool]:
-    """eps; what is added to the weight; the order of rounding; not in place, which would write dx over dy."""
+    """eps, the offset added to the weight, the rounding order, and False for in place, which would write dx over dy."""
     if x.is_cuda:
         return eps, 0.0, "llama", False
-    # On a CPU its kernels run in Triton's interpreter as they are, once they get two things that are missing there.
+    # On a CPU its kernels run in Triton's interpreter as they are, given two things that are missing there.
     import triton.language as tl
 
-    for module in (LIGER[0], LIGER_ADD[0]):
-        importlib.import_module(module).rsqrt = lambda value: tl.rsqrt(value)  # for libdevice's
+    for name in (LIGER[0], LIGER_ADD[0]):
+        module: Any = importlib.import_module(name)
+        module.rsqrt = lambda value: tl.rsqrt(value)  # instead of libdevice's
     return _Number(eps), _Number(0.0), "llama", False
 
 
 class _Number(float):
-    """A float with the method .to of Triton's numbers."""
+    """A float with the method `to` of Triton's scalars."""
 
     def to(self, dtype: Any) -> Any:
         import triton.language as tl
@@ -82,18 +79,15 @@ def add_quack(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[
     return _fetch(*QUACK)(x, weight, residual=residual, eps=eps, prenorm=True)
 
 
-PEERS = {"torch_fused": None, "layer_norm": None, "liger": LIGER, "quack": QUACK}  # and what each has to import
-
-
 def installed() -> list[str]:
-    """The names of the peers whose package is here."""
+    """The names of the peers whose package is installed."""
     return [name for name, needs in PEERS.items() if not needs or find_spec(needs[0].partition(".")[0])]
 
 
 def load(name: str, device: torch.device) -> Backend:
-    """load_backend, which here knows the peers by their short names too.
+    """load_backend that takes the peers' short names too.
 
-    Raises InputError where a peer's package is missing or has no kernels for `device`.
+    Raises InputError if a peer's package is missing or has no kernels for `device`.
     """
     short = name.removeprefix("scripts.peers:")
     if short not in PEERS:
@@ -105,7 +99,7 @@ def load(name: str, device: torch.device) -> Backend:
     return load_backend(f"scripts.peers:{short}", device)
 
 
-@functools.cache  # looked up once, so that no call is charged for it
+@functools.cache  # looked up once, so that timed calls don't pay for it
 def _fetch(module: str, attribute: str, package: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)

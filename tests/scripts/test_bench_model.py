@@ -1,21 +1,25 @@
-"""The model's benchmark: its rows, its arithmetic, and what it says without transformers.
+"""The model's benchmark: its rows, its arithmetic, and what it prints without transformers.
 
 Nothing here looks at how long anything took.
 """
 
 import functools
-import subprocess
-import sys
+import json
 from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 
-import model.checkpoint.load
+import generate as generate_py
+import model.llama
+import train
+from kernels import InputError, load_backend
 from scripts import bench_model
-from scripts.bench_model import Row
-from tests.helpers import ROOT
+from scripts.bench import model_parts
+from scripts.bench.measuring import HEAD, Limits
+from scripts.bench.model_parts import Ours, Theirs, decode_greedily, generate
+from tests.helpers import CPU
+from tests.scripts.commands import help_of
 
 TINY = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -26,12 +30,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Models and a machine that take no time, and the mode that main() runs in."""
-    monkeypatch.setattr(bench_model, "SMOLLM2_135M", bench_model.SMOLLM2_135M | TINY)
-    monkeypatch.setattr(bench_model, "TRAINED", bench_model.TRAINED | TINY)
-    monkeypatch.setattr(bench_model, "BATCH", (2, 16))
-    monkeypatch.setattr(bench_model, "measure_machine", lambda dtypes: (10e9, dict.fromkeys(dtypes, 100e9)))
+def small(monkeypatch, tmp_path):
+    """Models and a machine that take no time."""
+    shape = tmp_path / "shape.json"
+    shape.write_text(json.dumps(json.loads(model_parts.SMOLLM2_135M.read_text()) | TINY))
+    monkeypatch.setattr(model_parts, "SMOLLM2_135M", shape)
+    monkeypatch.setattr(model_parts, "TRAINED", model_parts.TRAINED | TINY)
+    monkeypatch.setattr(model_parts, "BATCH", (2, 16))
+    limits = Limits(10e9, dict.fromkeys(bench_model.DTYPES, 100e9))
+    monkeypatch.setattr(bench_model, "measure_limits", lambda dtypes: limits)
+    model_parts.load_models.cache_clear()
 
 
 @pytest.fixture
@@ -42,16 +50,14 @@ def folder(tmp_path):
 @pytest.fixture
 def pair(folder):
     """Ours and theirs, from one checkpoint."""
-    cpu = torch.device("cpu")
-    ours = model.checkpoint.load.load_checkpoint(folder, bench_model.load_backend("torch", cpu), cpu)
-    return ours, transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    return model_parts.load_models(folder, load_backend("torch", CPU), "float32")
 
 
 def test_the_table_has_a_row_for_each_part_and_dtype(command):
     code, out, err = command(bench_model.main, *SHORT, "--parts", "prefill,decode,context,cache,train")
     assert code == 0, err
     table = out.splitlines()
-    table = table[table.index(bench_model.HEAD) + 1 :]
+    table = table[table.index(HEAD) + 1 :]
     names = ["prefill, 24 tokens", "decode, a token", "decode, theirs by generate()", "decode, a token at 8"]
     names += ["decode, a token at 16", "KV cache, 24 positions", "training step, 2 x 16"]
     assert [(row[:34].strip(), row[34:46].strip()) for row in table] == [
@@ -59,72 +65,100 @@ def test_the_table_has_a_row_for_each_part_and_dtype(command):
     ]
     assert all("]" in row.split("   ")[-1] or "[" in row for row in table)
     assert out.count("4 of 4 tokens are the same") >= 1  # in float32; in bfloat16 a tie may be broken otherwise
-    assert "WHICH IT DOESN'T TAKE" not in out
+    assert "WHICH IS NOT WHAT OURS HOLDS" not in out
+    assert model_parts.load_models.cache_info().currsize == 1  # the models of one dtype at a time
 
 
-def test_the_ratio_is_theirs_over_ours_of_each_pair():
-    row = Row("decode", "float32", "ms", [1.0, 2.0, 4.0], [3.0, 4.0, 4.0], "")
-    assert bench_model.ratio(row) == (2.0, 1.5, 2.5)  # of 3, 2 and 1, and not 4 / 2
-    assert bench_model.line(row).split("ms")[-1].split() == ["2.00", "[1.50,", "2.50]"]
-    assert bench_model.ratio(row._replace(theirs=[])) is None
-
-
-def test_ours_and_theirs_take_turns_and_the_first_of_each_does_not_count():
-    calls, times = [], iter([90.0, 91.0, 1.0, 2.0, 3.0, 4.0])
-
-    def call(name):
-        return lambda: (calls.append(name), next(times))[1]
-
-    assert bench_model.in_turn([call("ours"), call("theirs")], repeats=2) == [[1.0, 3.0], [2.0, 4.0]]
-    assert calls == ["ours", "theirs"] * 3
+def test_a_run_says_what_it_ran_on(command, folder):
+    code, out, _ = command(bench_model.main, *SHORT, "--ckpt", folder, "--parts", "cache", "--norm", "auto")
+    first, second = out.splitlines()[:2]
+    assert (code, first) == (0, f"{folder}; norm torch; 1 pairs, median [quartiles]")
+    assert second == bench_model.describe(CPU)
 
 
 @torch.inference_mode()
 def test_all_three_decode_the_same_tokens(pair):
     ours, theirs = pair
     ids = torch.tensor([[1, 5, 9]])
-    tokens, _ = bench_model.decode_ours(ours, ids, 6, bench_model.eager_step(ours))
-    assert bench_model.decode_theirs(theirs, ids, 6)[0] == tokens
-    assert bench_model.generate_theirs(theirs, ids, 6)[0] == tokens
+    tokens, _ = decode_greedily(Ours(ours, ours, 9), ids, 6)
+    assert decode_greedily(Theirs(theirs), ids, 6)[0] == tokens
+    assert generate(theirs, ids, 6)[0] == tokens
+
+
+@torch.inference_mode()
+def test_the_compiled_step_takes_every_token_after_the_prompt(pair):
+    ours, taken = pair[0], []
+
+    def one_token(tokens, caches, logits_to_keep):
+        taken.append(tokens.tolist())
+        return ours(tokens, caches, logits_to_keep=logits_to_keep)
+
+    tokens, _ = decode_greedily(Ours(ours, one_token, 9), torch.tensor([[1, 5, 9]]), 6)
+    assert taken == [[[token]] for token in tokens[:-1]]
 
 
 @torch.inference_mode()
 def test_what_is_timed_of_a_decode_is_all_but_its_first_token(pair, monkeypatch):
     ours, theirs = pair
     now = iter(range(100))
-    monkeypatch.setattr(bench_model.time, "perf_counter", lambda: next(now))
-    assert bench_model.decode_ours(ours, torch.tensor([[1]]), 5, bench_model.eager_step(ours))[1] == 1
-    assert (
-        bench_model.decode_theirs(theirs, torch.tensor([[1]]), 5)[1] == 1
-    )  # one reading after the first, one at the end
-    assert bench_model.generate_theirs(theirs, torch.tensor([[1]]), 5)[1] == 4  # it reads at the prompt and at each
+    monkeypatch.setattr(model_parts.time, "perf_counter", lambda: next(now))
+    ids = torch.tensor([[1]])
+    for text in (Ours(ours, ours, 6), Theirs(theirs)):  # the clock is read after each token
+        assert decode_greedily(text, ids, 5)[1] == 4
+    assert generate(theirs, ids, 5)[1] == 4  # and by generate() at the prompt too
+
+
+@torch.inference_mode()
+def test_the_timed_tokens_are_forgotten(pair):
+    ours, theirs = pair
+    ids = torch.tensor([[1, 5, 9]])
+    for text in (Ours(ours, ours, 4), Theirs(theirs)):
+        text.step(ids[:, :2])
+        want = text.step(ids[:, 2:])
+        text.forget(1)
+        for _ in range(2):
+            model_parts.time_steps(text, torch.tensor([[3, 4]]))
+        assert torch.equal(text.step(ids[:, 2:]), want)
+
+
+def test_the_training_step_is_that_of_train_py(pair, monkeypatch, command):
+    """Its loss and its parameter groups: both models go through them."""
+    seen = []
+    for name in ("summed_loss", "parameter_groups"):
+        original = getattr(model_parts, name)
+        assert original in (model.llama.summed_loss, train.parameter_groups)
+        monkeypatch.setattr(
+            model_parts, name, lambda *given, name=name, original=original: (seen.append(name), original(*given))[1]
+        )
+    command(bench_model.main, *SHORT, "--parts", "train", "--dtypes", "float32")
+    assert [seen.count(name) for name in ("parameter_groups", "summed_loss")] == [2, 4]  # a warm-up and a turn, of both
 
 
 def test_bytes_are_those_of_the_shapes(pair):
     ours, _ = pair
     layer = 48 * (48 + 24 + 24) + 48 * 48 + 3 * 48 * 96
-    assert bench_model.weight_bytes(ours) == 4 * (2 * layer + 512 * 48 + 5 * 48)
-    untied = type(ours)(replace(ours.config, tie_word_embeddings=False), bench_model.load_backend("torch", "cpu"))
-    assert bench_model.weight_bytes(untied) == bench_model.weight_bytes(ours)  # the head is read, the embedding isn't
-    assert bench_model.expected_cache_bytes(ours.config, 10, 2) == 2 * 2 * 2 * 12 * 10 * 2
+    assert model_parts.bytes_per_token(ours) == 4 * (2 * layer + 512 * 48 + 5 * 48)
+    untied = type(ours)(replace(ours.config, tie_word_embeddings=False), load_backend("torch", CPU))
+    # of the two tables, the head is read and the embedding is not
+    assert model_parts.bytes_per_token(untied) == model_parts.bytes_per_token(ours)
+    assert model_parts.expected_cache_bytes(ours.config, 10, 2) == 2 * 2 * 2 * 12 * 10 * 2
 
 
 def test_a_cache_that_takes_more_than_it_shows_is_seen(command, monkeypatch):
     arguments = [*SHORT, "--parts", "cache", "--dtypes", "bfloat16"]
-    assert "the shapes say 0.004608 MB\n" in command(bench_model.main, *arguments)[1]
+    assert "   0.004608 MB by the shapes\n" in command(bench_model.main, *arguments)[1]
     new_cache = model.llama.Llama.new_cache
 
     def wasteful(self, batch_size, capacity):
         caches = new_cache(self, batch_size, 2 * capacity)
-        caches[1].k = caches[1].k[:, :, :capacity]
-        return caches
+        return [cache.first(capacity) for cache in caches]  # of twice the memory
 
     monkeypatch.setattr(model.llama.Llama, "new_cache", wasteful)
-    assert "the shapes say 0.004608 MB, WHICH IT DOESN'T TAKE" in command(bench_model.main, *arguments)[1]
+    assert "0.004608 MB by the shapes, WHICH IS NOT WHAT OURS HOLDS" in command(bench_model.main, *arguments)[1]
 
 
 def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
-    monkeypatch.setattr(bench_model, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_parts, "transformers", None)
     arguments = [*SHORT, "--parts", "prefill,decode,context,cache,train", "--dtypes", "float32"]
     code, out, err = command(bench_model.main, *arguments)
     assert code == 0, err
@@ -134,16 +168,33 @@ def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
 
 
 def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
-    in_a_process = bench_model.in_a_process
-    once = functools.cache(lambda *arguments: in_a_process(list(arguments)))  # no warm-up: each takes seconds
-    monkeypatch.setattr(bench_model, "in_a_process", lambda arguments: once(*arguments))
-    arguments = ["--ckpt", folder, "--parts", "load", "--dtypes", "float32", *SHORT]
-    code, out, err = command(bench_model.main, *arguments)
+    in_a_process = functools.cache(model_parts.in_a_process)  # no warm-up: each takes seconds
+    monkeypatch.setattr(model_parts, "in_a_process", in_a_process)
+    code, out, err = command(bench_model.main, "--ckpt", folder, "--parts", "load", "--dtypes", "float32", *SHORT)
     assert code == 0, err
     rows = out.splitlines()[-4:]
-    assert [row[:34].strip() for row in rows] == [
-        "loading", "loading and a first token", "peak memory of loading", "peak memory with a first token",
+    assert [(row[:34].strip(), row[34:46].strip()) for row in rows] == [
+        ("loading", "file's F32"), ("loading and a first token", "file's F32"),
+        ("peak memory of loading", "file's F32"), ("peak memory with a first token", "file's F32"),
     ]  # fmt: skip
+    assert all(row.count("[") == 3 for row in rows)
+
+
+def test_generate_py_starts_on_the_cpu(command, folder, monkeypatch):
+    commands = []
+    monkeypatch.setattr(model_parts, "in_a_process", lambda *command: commands.append([*map(str, command)]))
+    code, out, err = command(bench_model.main, "--ckpt", folder, *SHORT, "--parts", "start")
+    assert code == 0, err
+    monkeypatch.setattr(generate_py.sys, "argv", commands[0][1:])
+    args = generate_py.parse_args()
+    assert (args.device, args.norm, str(args.ckpt), args.max_new_tokens) == ("cpu", "torch", str(folder), 1)
+    assert out.splitlines()[-1].split("   ")[0] == "generate.py, one token"
+
+
+def test_a_process_that_fails_is_one_line(tmp_path):
+    (tmp_path / "failing.py").write_text("raise SystemExit('first\\nlast line')")
+    with pytest.raises(InputError, match=r"^loading failed: last line$"):
+        model_parts.in_a_process("loading", tmp_path / "failing.py")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +213,7 @@ def test_bad_arguments_end_in_one_line(command, arguments, wanted):
     assert wanted in err.splitlines()[-1]
 
 
-def test_help_does_not_wait_for_torch():
-    code = "import sys; from scripts import bench_model; sys.argv = ['bench_model', '--help']\n"
-    code += "try:\n    bench_model.main()\nexcept SystemExit:\n    assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+def test_help_comes_without_importing_torch(tmp_path):
+    text = help_of("bench_model.py", tmp_path)
+    assert "Without --ckpt the model has the shape of SmolLM2-135M" in text  # the whole docstring
+    assert "(default: prefill,decode,context,cache,train,load,start)" in text

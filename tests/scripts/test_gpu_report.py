@@ -1,4 +1,4 @@
-"""The report on a GPU: what it runs, how it bears with a part that fails, and what it writes."""
+"""The report on a GPU: the commands it runs, parts that fail or hang, and the files it writes."""
 
 import json
 import re
@@ -6,16 +6,19 @@ import sys
 import time
 
 import pytest
+import torch
 
 import train
 from scripts import bench_norm, gpu_report, loss_parity
-from tests.helpers import CPU
+from scripts.bench.measuring import describe
+from tests.helpers import CPU, ROOT
+from tests.scripts.commands import help_of
 
 PYTHON = sys.executable
 
 
-def part(name, code, limit_s=20):
-    return gpu_report.Part(name, name.title(), (PYTHON, "-c", code), limit_s)
+def part(name, code, limit_s=20, title=""):
+    return gpu_report.Part(name, title or name.title(), (PYTHON, "-c", code), limit_s)
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def arguments(monkeypatch, tmp_path):
 
 
 def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, arguments):
-    together, alone = gpu_report.plan(arguments("--widths", "64,128"), ["torch", "triton"], tmp_path)
+    together, alone = gpu_report.plan(arguments("--widths", "64,128"), ["torch", "triton"], "bfloat16", tmp_path)
     assert [part.name for part in together] == ["contract", "parity-float32", "parity-bfloat16"]
     assert [part.name for part in alone] == ["bench", "train-torch", "train-triton"]
     parsed = {}
@@ -45,6 +48,8 @@ def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, argum
     assert parsed["bench"].widths == [64, 128]
     assert all(each.device == "cpu" for each in parsed.values())
     assert parsed["train-torch"].steps == 300
+    assert parsed["train-torch"].dtype == "bfloat16"  # by name: what auto is depends on the machine
+    assert parsed["train-torch"].config == parsed["parity-float32"].config == str(ROOT / "configs/tiny.json")
     assert parsed["parity-float32"].steps == 100
     assert parsed["train-triton"].norm == "triton"
     assert {"--device", "cpu"} <= set(together[0].command)
@@ -107,7 +112,7 @@ TRAIN = "".join(
 def stand_ins(monkeypatch):
     """Each part replaced by a short one that leaves the same files; one of two real tests fails."""
 
-    def plan(args, norms, out):
+    def plan(args, norms, dtype, out):
         work = out / "work"
         test = out / "test_two.py"
         test.write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
@@ -119,11 +124,12 @@ def stand_ins(monkeypatch):
             part("parity-bfloat16", "import sys; print('bar\\rno such GPU', file=sys.stderr); sys.exit(2)"),
         ], [
             gpu_report.Part("bench", "Benchmark", (PYTHON, "-c", MAKE_BENCH, str(work / "bench")), 20),
-            part("train-torch", metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})"),
+            part("train-torch", metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})", title=f"Training in {dtype}"),
         ]
 
     monkeypatch.setattr(gpu_report, "plan", plan)
-    monkeypatch.setattr("scripts.prepare_data.prepare", lambda *_: None)
+    monkeypatch.setattr(gpu_report, "prepare", lambda *_: None)
+    monkeypatch.setattr(gpu_report, "choose_autocast_dtype", lambda *_: torch.bfloat16)  # as on a recent GPU
 
 
 def test_the_report_says_what_passed_and_what_did_not(command, tmp_path, stand_ins):
@@ -144,6 +150,8 @@ def test_the_report_says_what_passed_and_what_did_not(command, tmp_path, stand_i
     assert "1 passed, 1 failed." in text
     assert "- test_bad" in text
     assert "| torch | 2,000 | 2.0000 | 4.5000 |" in text
+    assert "| Training in bfloat16 | passed |" in text
+    assert f"{describe(CPU)}, Python" in text
     assert "bench table" in text
     assert "![Benchmark](bench.png)" in text
     assert "no such GPU" in text
@@ -157,8 +165,10 @@ def test_figures_of_an_earlier_run_are_not_reported(command, tmp_path, stand_ins
     stale = tmp_path / "out/work/parity-float32"
     stale.mkdir(parents=True)
     (stale / "parity.json").write_text("{}")
+    (stale / "parity.png").write_bytes(b"old picture")
     command(gpu_report.main, "--device", "cpu", "--norms", "torch", "--out", tmp_path / "out")
     assert "figures" not in json.loads((tmp_path / "out/report.json").read_text())["parts"]["parity-float32"]
+    assert not (tmp_path / "out/parity-float32.png").exists()
 
 
 def test_without_a_gpu_it_says_so(command, tmp_path, monkeypatch):
@@ -167,3 +177,9 @@ def test_without_a_gpu_it_says_so(command, tmp_path, monkeypatch):
     assert (code, stderr.count("\n")) == (2, 1)
     assert "there is no GPU here" in stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_help_comes_without_importing_torch(tmp_path):
+    text = help_of("gpu_report.py", tmp_path)
+    assert "The whole takes 8 minutes at most" in text  # the whole docstring
+    assert "(default: configs/tiny.json)" in text

@@ -1,4 +1,4 @@
-"""The peers: that those which are PyTorch's compute what they say, and that the others are called as they should be."""
+"""The peers: PyTorch's compute what their names say, and the others are called as they should be."""
 
 import sys
 from types import SimpleNamespace
@@ -8,10 +8,19 @@ import torch
 
 from kernels import InputError
 from scripts import peers
-from tests.helpers import CPU
-from tests.kernels.contract import EPS, rows, weights
+from tests.helpers import CPU, needs_triton
 
+EPS = 3e-3  # unlike any model's
 GPU = torch.device("cuda")  # to be named only; nothing here runs on it
+
+
+def rows(*shape, seed=0):
+    """Random rows whose mean square, 0.0025, is about EPS."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 0.05
+
+
+def weights(size):
+    return torch.rand(size, generator=torch.Generator().manual_seed(1)) + 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +98,16 @@ def test_liger_is_called_in_llamas_order_and_never_in_place(stubs):
     assert peers.load("liger", GPU).rms_norm(x, "weight", EPS) == (x, "weight", EPS, 0.0, "llama", False)
     added = peers.load("liger", GPU).add_rms_norm(x, "residual", "weight", EPS)
     assert added == (x, "residual", "weight", EPS, 0.0, "llama", False)
+
+
+@needs_triton
+def test_liger_on_a_cpu_has_what_the_interpreter_lacks(stubs):
+    x = SimpleNamespace(is_cuda=False)
+    for options in (peers.liger(x, "weight", EPS)[2:], peers.add_liger(x, "residual", "weight", EPS)[3:]):
+        assert options == (EPS, 0.0, "llama", False)
+        assert all(hasattr(number, "to") for number in options[:2])
+    for name in ("liger_kernel.ops.rms_norm", "liger_kernel.ops.fused_add_rms_norm"):
+        assert callable(sys.modules[name].rsqrt)
 
 
 def test_quack_is_asked_for_h_as_well_where_it_adds(stubs):

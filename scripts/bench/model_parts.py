@@ -1,0 +1,322 @@
+"""The parts of bench_model.py: each measures our model and transformers' in turn, and returns rows of the table."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from kernels import Backend, InputError
+from model.checkpoint.load import load_checkpoint
+from model.compiled_step import compile_step
+from model.config import LlamaConfig
+from model.json_file import read_object
+from model.llama import Llama, summed_loss
+from model.training.flops import forward_flops, training_flops
+from scripts.bench.measuring import Limits, Row, in_turn, seconds
+from train import parameter_groups
+
+transformers: Any = importlib.import_module("transformers") if find_spec("transformers") else None
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMOLLM2_135M = ROOT / "configs/smollm2-135m.json"
+TRAINED = {  # the model of the training step: what differs from SmolLM2's shape
+    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+BATCH = (16, 256)  # sequences and tokens of a training step
+PROMPT = 16  # tokens before the decoded ones
+MORE = 16  # tokens decoded after each context
+
+
+class Setup(NamedTuple):
+    """What a part is measured with."""
+
+    args: Namespace
+    folder: Path  # of the checkpoint
+    norm: Backend  # of our model
+    limits: Limits
+    dtype: str
+
+
+@functools.lru_cache(maxsize=1)  # for all parts in one dtype
+def load_models(folder: Path, norm: Backend, dtype: str) -> tuple[Llama, Any]:
+    """Ours, and transformers' LlamaForCausalLM or None: the same weights in one dtype."""
+    torch_dtype, theirs = getattr(torch, dtype), None
+    ours = load_checkpoint(folder, norm, torch.device("cpu"), torch_dtype)
+    if transformers:
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        theirs = load(folder, dtype=torch_dtype, attn_implementation="sdpa").eval()
+    return ours, theirs
+
+
+def random_ids(model: Llama, n: int) -> Tensor:
+    """Token ids (1, n), the same each time. Raises InputError if the model has no room for them."""
+    room = model.config.max_position_embeddings
+    if n > room:
+        raise InputError(f"{n} positions are asked for and the model has {room}; lower --prefill or --contexts")
+    return torch.randint(model.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
+
+
+# Arithmetic.
+
+
+def bytes_per_token(model: Llama) -> int:
+    """The weights that a decoded token reads: all of them, but one row of an embedding that isn't the head as well."""
+    total = sum(p.nbytes for p in model.parameters())
+    return total if model.config.tie_word_embeddings else total - model.embed_tokens.weight.nbytes
+
+
+def expected_cache_bytes(config: LlamaConfig, n_positions: int, itemsize: int) -> int:
+    """Keys and values of every layer, from the shapes."""
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * n_positions * itemsize
+
+
+def held_bytes(tensors: list[Tensor]) -> int:
+    """The memory behind the tensors, whatever part of it they show."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def flop_rate(rate: float, limits: Limits, dtype: str) -> str:
+    return f"{rate / 1e9:.0f} GFLOP/s, {rate / limits.products[dtype]:.0%} of a matrix product's"
+
+
+# One text, token by token.
+
+
+class Ours:
+    """Our model with its caches. `one_token` takes what follows the prompt: the model itself, or its compiled step."""
+
+    def __init__(self, model: Llama, one_token: Callable[..., Tensor], capacity: int) -> None:
+        self.model, self.one_token, self.caches = model, one_token, model.new_cache(1, capacity)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Tokens (1, T) to the logits after them, (1, 1, vocab_size)."""
+        forward = self.one_token if tokens.size(1) == 1 else self.model
+        return forward(tokens, self.caches, logits_to_keep=1)
+
+    def forget(self, n: int) -> None:
+        """Drop the last n tokens."""
+        for cache in self.caches:
+            cache.length -= n
+
+
+class Theirs:
+    """The same of transformers' model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.cache: Any = None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        output = self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        self.cache = output.past_key_values
+        return output.logits
+
+    def forget(self, n: int) -> None:
+        self.cache.crop(-n)
+
+
+def decode_greedily(text: Ours | Theirs, ids: Tensor, n: int) -> tuple[list[int], float]:
+    """n tokens after ids (1, T), and the seconds that all but the first took."""
+    new, times = [], []
+    for _ in range(n):
+        ids = text.step(ids)[:, -1].argmax(-1, keepdim=True)
+        new.append(ids.item())
+        times.append(time.perf_counter())
+    return new, times[-1] - times[0]
+
+
+def generate(model: Any, ids: Tensor, n: int) -> tuple[list[int], float]:
+    """decode_greedily by transformers' generate()."""
+    times = []  # of the prompt, and of each token
+    clock = SimpleNamespace(put=lambda tokens: times.append(time.perf_counter()), end=lambda: None)
+    limits = {"do_sample": False, "max_new_tokens": n, "min_new_tokens": n, "pad_token_id": 0}
+    result = model.generate(ids, attention_mask=ids.new_ones(ids.shape), streamer=clock, **limits)
+    return result[0, ids.size(1) :].tolist(), times[-1] - times[1]
+
+
+# The parts.
+
+
+@torch.inference_mode()
+def prefill(setup: Setup) -> list[Row]:
+    args, folder, norm, limits, dtype = setup
+    ours, theirs = load_models(folder, norm, dtype)
+    n, ids = args.prefill, random_ids(ours, args.prefill)
+    calls = {"ours": lambda: seconds(lambda: ours(ids, ours.new_cache(1, n), logits_to_keep=1))}
+    if theirs:
+        calls["theirs"] = lambda: seconds(lambda: theirs(ids, use_cache=True, logits_to_keep=1))
+    times = in_turn(calls, args.repeats)
+    middle = median(times["ours"])
+    note = f"{n / middle:.0f} tokens/s, {flop_rate(forward_flops(ours, n, 1, 1) / middle, limits, dtype)}"
+    return [Row(f"prefill, {n} tokens", dtype, "ms", times, note)]
+
+
+@torch.inference_mode()
+def decode(setup: Setup) -> list[Row]:
+    args, folder, norm, limits, dtype = setup
+    ours, theirs = load_models(folder, norm, dtype)
+    n, ids = args.tokens, random_ids(ours, PROMPT + args.tokens)[:, :PROMPT]
+    one_token = compile_step(ours) if args.compile else ours
+    calls = {"ours": lambda: decode_greedily(Ours(ours, one_token, PROMPT + n), ids, n)}
+    if theirs:
+        calls["theirs"] = lambda: decode_greedily(Theirs(theirs), ids, n)
+        calls["generate"] = lambda: generate(theirs, ids, n)
+    results = in_turn(calls, args.repeats)
+    times = {name: [took / (n - 1) for _, took in result] for name, result in results.items()}
+    by_generate, middle = times.pop("generate", []), median(times["ours"])
+    rate = bytes_per_token(ours) / middle
+    share = f"{rate / 1e9:.1f} GB/s of weights, {rate / limits.bandwidth:.0%} of the bandwidth"
+    rows = [Row("decode, a token", dtype, "ms", times, f"{1 / middle:.1f} tokens/s, {share}")]
+    if theirs:
+        (tokens, _), (their_tokens, _) = results["ours"][-1], results["generate"][-1]
+        same = sum(a == b for a, b in zip(tokens, their_tokens, strict=True))
+        times = {"ours": times["ours"], "theirs": by_generate}
+        rows.append(Row("decode, theirs by generate()", dtype, "ms", times, f"{same} of {n} tokens are the same"))
+    return rows
+
+
+@torch.inference_mode()
+def context(setup: Setup) -> list[Row]:
+    """The time of a token after so many others."""
+    ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
+    rows, before = [], None
+    for n in setup.args.contexts:
+        ids = random_ids(ours, n + MORE)
+        texts = {"ours": Ours(ours, ours, n + MORE)} | ({"theirs": Theirs(theirs)} if theirs else {})
+        for text in texts.values():
+            text.step(ids[:, :n])
+        calls = {side: functools.partial(time_steps, text, ids[:, n:]) for side, text in texts.items()}
+        times = in_turn(calls, setup.args.repeats)
+        note, middle = "", median(times["ours"])
+        if before:
+            note = f"{(middle - before[1]) / (n - before[0]) * 1e6:+.2f} ms for 1000 more positions"
+        before = n, middle
+        rows.append(Row(f"decode, a token at {n}", setup.dtype, "ms", times, note))
+    return rows
+
+
+def time_steps(text: Ours | Theirs, ids: Tensor) -> float:
+    """The seconds that one of the tokens ids (1, T) takes; the text forgets them again."""
+    tokens = ids.split(1, dim=1)
+    start = time.perf_counter()
+    for token in tokens:
+        text.step(token)
+    took = time.perf_counter() - start
+    text.forget(len(tokens))
+    return took / len(tokens)
+
+
+@torch.inference_mode()
+def cache(setup: Setup) -> list[Row]:
+    ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
+    n = setup.args.prefill
+    tensors = [value for layer in ours.new_cache(1, n) for value in vars(layer).values() if torch.is_tensor(value)]
+    held = held_bytes(tensors)
+    found = {"ours": [float(held)]}
+    if theirs:
+        layers = theirs(random_ids(ours, n), use_cache=True, logits_to_keep=1).past_key_values.layers
+        found["theirs"] = [float(held_bytes([part for layer in layers for part in (layer.keys, layer.values)]))]
+    expected = expected_cache_bytes(ours.config, n, ours.embed_tokens.weight.itemsize)
+    note = f"{expected / 1e6:.4g} MB by the shapes{'' if held == expected else ', WHICH IS NOT WHAT OURS HOLDS'}"
+    return [Row(f"KV cache, {n} positions", setup.dtype, "MB", found, note)]
+
+
+def train(setup: Setup) -> list[Row]:
+    """A training step, with train.py's own loss and parameter groups, on random weights and tokens."""
+    args, _, norm, limits, dtype = setup
+    torch.manual_seed(0)
+    config = LlamaConfig.from_dict(read_object(SMOLLM2_135M) | TRAINED)
+    batch = torch.randint(config.vocab_size, (BATCH[0], BATCH[1] + 1))
+    autocast = torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+    def step_of(model: Any, forward: Any) -> Callable[[], float]:
+        optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4)
+
+        def step() -> None:
+            with autocast:
+                loss = summed_loss(forward, batch) / batch[:, 1:].numel()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return lambda: seconds(step)
+
+    ours = Llama(config, norm)
+    calls = {"ours": step_of(ours, torch.compile(ours) if args.compile else ours)}
+    if transformers:
+        their_config = transformers.LlamaConfig(**config.to_dict(), attn_implementation="sdpa")
+        theirs = transformers.LlamaForCausalLM(their_config)
+        their_forward: Any = torch.compile(theirs) if args.compile else theirs
+        calls["theirs"] = step_of(theirs, lambda tokens: their_forward(tokens, use_cache=False).logits)
+    times = in_turn(calls, args.repeats)
+    speed = BATCH[0] * BATCH[1] / median(times["ours"])
+    note = f"{speed:.0f} tokens/s, {flop_rate(training_flops(ours, BATCH[1]) * speed, limits, dtype)}"
+    return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", dtype, "ms", times, note)]
+
+
+def load(setup: Setup) -> list[Row]:
+    """Time and memory of loading, each time in a process of its own, with the file in the system's cache."""
+    folder = setup.folder
+
+    def loading(side: str) -> dict[str, float]:
+        output = in_a_process("loading", ROOT / "scripts/bench/load_once.py", side, folder, setup.args.norm)
+        return json.loads(output.splitlines()[-1])
+
+    sides = ["ours", "theirs"] if transformers else ["ours"]
+    results = in_turn({side: functools.partial(loading, side) for side in sides}, setup.args.repeats)
+    size, rows = sum(path.stat().st_size for path in folder.glob("*.safetensors")), []
+    for key, what, unit in (
+        ("loaded", "loading", "ms"),
+        ("first", "loading and a first token", "ms"),
+        ("peak_loading", "peak memory of loading", "MB"),
+        ("peak", "peak memory with a first token", "MB"),
+    ):
+        found = {side: [result[key] for result in results[side]] for side in sides}
+        note = f"{median(found['ours']) / size:.2f} times the file of {size / 1e6:.0f} MB" if unit == "MB" else ""
+        rows.append(Row(what, stored_dtype(folder), unit, found, note))
+    return rows
+
+
+def start(setup: Setup) -> list[Row]:
+    """generate.py from the command to its end with one token, which is a little more than to the token."""
+    command = ["--ckpt", setup.folder, "--norm", setup.args.norm, "--device", "cpu", "--prompt", "The"]
+    command += ["--temperature", "0", "--max-new-tokens", "1"]
+    call = functools.partial(in_a_process, "generate.py", ROOT / "generate.py", *command)
+    times = in_turn({"ours": lambda: seconds(call)}, setup.args.repeats)
+    return [Row("generate.py, one token", stored_dtype(setup.folder), "s", times)]
+
+
+def stored_dtype(folder: Path) -> str:
+    """The dtype in a checkpoint's files, as safetensors names it: "file's F32"."""
+    with safe_open(min(folder.glob("*.safetensors")), "pt") as file:
+        return f"file's {file.get_slice(min(file.keys())).get_dtype()}"
+
+
+def in_a_process(what: str, *command: str | Path) -> str:
+    """What a Python script prints to stdout. Raises InputError with the last line of its stderr if it fails."""
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
+    if done.returncode:
+        raise InputError(f"{what} failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
+    return done.stdout
+
+
+IN_EACH_DTYPE = {"prefill": prefill, "decode": decode, "context": context, "cache": cache, "train": train}
+ONCE = {"load": load, "start": start}
