@@ -64,7 +64,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels import load_backend
-from model.checkpoint.load import load_checkpoint, load_end_ids
+from model.checkpoint.load import check_norm, load_checkpoint, load_end_ids
 from model.cli import choose_device
 from model.generation import generate, sample
 from model.llama import Llama
@@ -116,6 +116,7 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     norm = load_backend(args.norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
+    check_norm(args.ckpt, model.config, args.norm)
     tokenizer = load_tokenizer(args.ckpt)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(

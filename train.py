@@ -39,7 +39,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "--resume",
         action="store_true",
-        help="continue the run in --out with its arguments, except for flags given here",
+        help="continue the run in --out with its arguments; flags given here win",
     )
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU alone)")
@@ -80,6 +80,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import Backend, InputError, load_backend
+from kernels.probe import is_the_formula
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
 from model.cli import caught_signals, choose_autocast_dtype
@@ -124,9 +125,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
 
     # Load data and tokenizer, and find where to begin.
     train_tokens, held_out, meta, tokenizer = load_data(args, config)
-    config = replace(
-        config, vocab_size=tokenizer.vocab_size, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id
-    )
+    config = fit(config, tokenizer, args.norm, norm, device)
     check_folder(args.out, config, tokenizer, meta, args.resume)
     done = newest_step(args.out / STATE) if args.resume else 0
     if done >= args.steps:
@@ -193,7 +192,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
                 return stopped_by(caught, step, args)
 
     say(f"validation loss {log.val_loss:.3f} nats a token; the unigram distribution has {meta['unigram_loss']:.3f}")
-    say(f"saved {args.out}; `python generate.py --ckpt {args.out}` writes more than this, after 16 held-out tokens:")
+    command = f"python generate.py --ckpt {args.out}" + (f" --norm {config.norm}" if config.norm else "")
+    say(f"saved {args.out}; `{command}` writes more than this, after 16 held-out tokens:")
     if rank() == 0:
         del forward, wrapped, optimizer, model  # make room for the whole model, of which this process may hold a shard
         print(sample_text(args.out, norm, tokenizer, held_out[: min(16, args.block_size)].tolist(), args.seed, device))
@@ -214,6 +214,13 @@ def load_data(
     return train_tokens, held_out, meta, load_tokenizer(folder)
 
 
+def fit(config: LlamaConfig, tokenizer: Tokenizer, norm_name: str, norm: Backend, device: torch.device) -> LlamaConfig:
+    """The config with the tokenizer's vocabulary, and with the norm's name if that does not compute LLaMA's RMSNorm."""
+    own_norm = None if is_the_formula(norm, config.hidden_size, config.rms_norm_eps, device) else norm_name
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    return replace(config, vocab_size=tokenizer.vocab_size, **ids, norm=own_norm)
+
+
 def describe(
     args: argparse.Namespace, model: Llama, n_tokens: int, dtype: torch.dtype, device: torch.device, compiled: bool
 ) -> dict[str, Any]:
@@ -223,6 +230,8 @@ def describe(
     mode = f"{dtype_name} on {device}, compiled" if compiled else f"{dtype_name} on {device}"
     say(f"{n_parameters / 1e6:.2f} M parameters, vocabulary {config.vocab_size}, {n_tokens:,} training tokens")
     say(f"norm {norm}, eps {config.rms_norm_eps:g}, {mode}")
+    if config.norm:
+        say(f"{config.norm} is not LLaMA's RMSNorm: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:
         say(f"{world_size()} processes, {'FSDP2: each holds a shard of the weights' if args.fsdp else 'data parallel'}")
     if args.resume:

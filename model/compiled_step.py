@@ -18,12 +18,8 @@ from torch.fx import GraphModule
 
 from kernels import InputError
 from kernels.compiled import check_device
-<<<<<<< HEAD
-from model.attention import KVCache, Span, step_span
-=======
 from kernels.torch_version import TORCH_2_13
-from model.attention import KVCache, Span, make_span
->>>>>>> kern
+from model.attention import KVCache, Span, step_span
 from model.llama import Block, Llama
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes

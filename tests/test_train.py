@@ -72,6 +72,29 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
     assert text.startswith("def ")
 
 
+def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(trained, workplace, command):
+    name = "scripts.peers:layer_norm"
+    _, _, stderr = trained("--norm", name, "--steps", 2)
+    assert f"\n{name} is not LLaMA's RMSNorm" in stderr
+    assert f"`python generate.py --ckpt out/model --norm {name}`" in stderr
+    for their_class in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
+        with pytest.raises((ValueError, TypeError), match=r"rmsllama|rms_norm_eps"):
+            their_class.from_pretrained(workplace / "out/model")
+    write = ["--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 2]
+    code, stdout, stderr = command(generate.main, *write)
+    assert (code, stdout) == (2, "")
+    assert stderr.splitlines()[-1].endswith(f"and --norm is auto; use --norm {name}")
+    assert command(generate.main, *write, "--norm", name)[0] == 0
+    assert len(trained("--resume", "--steps", 4)[0]) == 4
+
+
+@pytest.mark.parametrize("norm", ["torch", "torch@float16", "tests.norms:noisy"])
+def test_a_norm_that_rounds_is_still_rmsnorm(norm, trained, workplace):
+    _, _, stderr = trained("--norm", norm, "--steps", 1)
+    assert "is not LLaMA's" not in stderr
+    assert LlamaConfig.load(workplace / "out/model/config.json").norm is None
+
+
 def test_metrics_have_a_line_a_step(trained):
     metrics, _, stderr = trained("--steps", 5, "--eval-interval", 2)
     assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4]

@@ -80,6 +80,17 @@ def load_checkpoint(
     return model.eval()
 
 
+def check_norm(folder: str | Path, config: LlamaConfig, name: str) -> None:
+    """Raises InputError unless `name` is the checkpoint's norm, where that is not RMSNorm.
+
+    It is not taken from the config instead, since importing a function that a file names runs code.
+    """
+    if config.norm is not None and config.norm != name:
+        raise InputError(
+            f"{folder} has the norm {config.norm}, which is not RMSNorm, and --norm is {name}; use --norm {config.norm}"
+        )
+
+
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
     """The ids that end a text: those of config.json and of generation_config.json. Raises InputError."""
     path = Path(folder) / "generation_config.json"

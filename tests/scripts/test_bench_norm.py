@@ -196,7 +196,7 @@ def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys
         ("--norms=", "--norms is ''; expected norms to time"),
         ("--norms torch,nope", "no norm backend is called 'nope'"),
         ("--norms torch,liger", "liger"),  # not installed, or refused on a CPU
-        ("--norms torch --out taken", "--out taken can't be written"),
+        ("--norms torch --out taken", "--out taken cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_before_any_work(tmp_path, monkeypatch, command, arguments, found):
