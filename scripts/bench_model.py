@@ -25,28 +25,28 @@ sys.path.insert(0, str(ROOT))
 from kernels import USAGE, InputError
 from model.cli import Parser, names_in, positive, run, say, whole_numbers
 
-PARTS = ["prefill", "decode", "context", "cache", "train", "load", "start"]
+IN_EACH_DTYPE = ["prefill", "decode", "context", "cache", "train"]
+PARTS = [*IN_EACH_DTYPE, "load", "start"]
 DTYPES = ["float32", "bfloat16"]
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
-    add, contexts = parser.add_argument, [128, 512, 2048]
+    add = parser.add_argument
     add("--ckpt", type=Path, help="checkpoint directory (default: random weights in the shape of SmolLM2-135M)")
-    add("--parts", default=",".join(PARTS), help="what to measure, comma-separated")
-    add("--dtypes", default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
+    add("--parts", type=names_in, default=",".join(PARTS), help="what to measure, comma-separated")
+    add("--dtypes", type=names_in, default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
     add("--norm", default="auto", help=f"what computes our RMSNorm: {USAGE}")
     add("--compile", action="store_true", help="compile our decoding step, and both models in training")
     add("--prefill", type=positive(int), default=512, help="tokens of the prefill")
     add("--tokens", type=positive(int), default=64, help="tokens to decode")
-    add("--contexts", type=whole_numbers, default=contexts, help="time a token after so many others, comma-separated")
+    add("--contexts", type=whole_numbers, default="128,512,2048", help="time a token after so many others")
     add("--repeats", type=positive(int), default=5, help="turns of ours and theirs")
     add("--threads", type=positive(int), help="threads of PyTorch (default: its own choice)")
     args = parser.parse_args()
     for flag, names, known in (("--parts", args.parts, PARTS), ("--dtypes", args.dtypes, DTYPES)):
-        if not names_in(names) or set(names_in(names)) - set(known):
-            raise InputError(f"{flag} is '{names}'; expected some of {','.join(known)}")
-    args.parts, args.dtypes = names_in(args.parts), names_in(args.dtypes)
+        if not names or set(names) - set(known):
+            raise InputError(f"{flag} is '{','.join(names)}'; expected some of {','.join(known)}")
     if args.tokens < 2:
         raise InputError("--tokens is 1, and the first isn't counted; expected 2 or more")
     if "load" in args.parts and not Path("/proc/self/clear_refs").exists():
@@ -59,6 +59,7 @@ def parse_args() -> argparse.Namespace:
 if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
 
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # of transformers, between the rows; read when it is imported
 import torch
 
 from kernels import load_backend
@@ -68,10 +69,7 @@ from model.llama import Llama
 from model.tokenizer.sentencepiece_model import train_tokenizer
 from scripts.bench import model_parts
 from scripts.bench.measuring import HEAD, describe, line, measure_limits
-from scripts.bench.model_parts import IN_EACH_DTYPE, ONCE, Setup
-
-CPU = torch.device("cpu")
-ALONE = "transformers is not installed (pip install transformers): ours alone, without ratios"
+from scripts.bench.model_parts import CPU, Setup
 
 
 def random_checkpoint(folder: Path) -> Path:
@@ -90,20 +88,20 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes started here
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random")
-        print(f"{args.ckpt or 'SmolLM2-135M, random weights'}; norm {norm.description}; ", end="")
-        print(f"{args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
+        checkpoint = args.ckpt or "SmolLM2-135M, random weights"
+        print(f"{checkpoint}; norm {norm.description}; {args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
         say("machine")
         limits = measure_limits(args.dtypes)
-        products = ", ".join(f"{limits.products[dtype] / 1e9:.0f} GFLOP/s in {dtype}" for dtype in args.dtypes)
+        products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in limits.products.items())
         print(f"the machine reads {limits.bandwidth / 1e9:.1f} GB/s and multiplies matrices at {products}")
         if not model_parts.transformers:
-            print(ALONE)
+            print("transformers is not installed (pip install transformers): ours alone, without ratios")
         print(HEAD, flush=True)
-        jobs = [(part, dtype) for dtype in args.dtypes for part in IN_EACH_DTYPE] + [(part, "") for part in ONCE]
+        jobs = [(part, dtype) for dtype in args.dtypes for part in IN_EACH_DTYPE] + [("load", ""), ("start", "")]
         for part, dtype in jobs:
             if part in args.parts:
                 say(f"{part} {dtype}")
-                for row in (IN_EACH_DTYPE | ONCE)[part](Setup(args, folder, norm, limits, dtype)):
+                for row in getattr(model_parts, part)(Setup(args, folder, norm, limits, dtype)):
                     print(line(row), flush=True)
 
 

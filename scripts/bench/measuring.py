@@ -5,9 +5,9 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from model.cli import choose_autocast_dtype
@@ -65,36 +65,22 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def in_turn(calls: dict[str, Callable[[], Result]], repeats: int) -> dict[str, list[Result]]:
     """What each call returns, one result per repeat. All are called once before the first turn that counts."""
-    results = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            result = call()
-            if turn > 0:
-                results[name].append(result)
-    return results
-
-
-def spread(numbers: list[float]) -> tuple[float, float, float]:
-    """Median, lower and upper quartile."""
-    low, _, high = quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else numbers * 3
-    return median(numbers), low, high
-
-
-def ratios(row: Row) -> list[float]:
-    """Theirs over ours, within each turn."""
-    return [theirs / ours for ours, theirs in zip(*row.found.values(), strict=True)] if "theirs" in row.found else []
+    turns = [{name: call() for name, call in calls.items()} for _ in range(repeats + 1)]
+    return {name: [turn[name] for turn in turns[1:]] for name in calls}
 
 
 def line(row: Row) -> str:
-    """A row of the table: medians with their quartiles, the ratio, and the note."""
-
-    def cell(numbers: list[float], digits: str, unit: str = "") -> str:
-        if not numbers:
-            return ""
-        middle, low, high = (format(number, digits) for number in spread(numbers))
-        return f"{middle} [{low}, {high}] {unit}".rstrip()
-
+    """A row of the table: medians with their quartiles, the ratio within each turn, and the note."""
     scale = UNITS[row.unit]
-    sides = ([number / scale for number in row.found.get(side, [])] for side in ("ours", "theirs"))
-    ours, theirs = (cell(numbers, ".4g", row.unit) for numbers in sides)
-    return f"{row.what:34}{row.dtype:12}{ours:>32}{theirs:>32}{cell(ratios(row), '.2f'):>22}   {row.note}".rstrip()
+    ours, theirs = (np.array(row.found.get(side, [])) for side in ("ours", "theirs"))
+    cells = f"{cell(ours / scale, '.4g', row.unit):>32}{cell(theirs / scale, '.4g', row.unit):>32}"
+    ratio = cell(theirs / ours, ".2f") if theirs.size else ""
+    return f"{row.what:34}{row.dtype:12}{cells}{ratio:>22}   {row.note}".rstrip()
+
+
+def cell(numbers: np.ndarray, digits: str, unit: str = "") -> str:
+    """Median and quartiles."""
+    if not numbers.size:
+        return ""
+    low, median, high = (format(number, digits) for number in np.percentile(numbers, [25, 50, 75]))
+    return f"{median} [{low}, {high}] {unit}".rstrip()

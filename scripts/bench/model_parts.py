@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import json
+import math
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import lru_cache, partial
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -21,19 +23,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from kernels import Backend, InputError
+from kernels import Backend, InputError, load_backend
 from model.checkpoint.load import load_checkpoint
 from model.compiled_step import compile_step
 from model.config import LlamaConfig
 from model.json_file import read_object
 from model.llama import Llama, summed_loss
 from model.training.flops import forward_flops, training_flops
-from scripts.bench.measuring import Limits, Row, in_turn, seconds
+from scripts.bench.measuring import Limits, Result, Row, in_turn, seconds
 from train import parameter_groups
 
 transformers: Any = importlib.import_module("transformers") if find_spec("transformers") else None
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+CPU = torch.device("cpu")
 SMOLLM2_135M = ROOT / "configs/smollm2-135m.json"
 TRAINED = {  # the model of the training step: what differs from SmolLM2's shape
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8,
@@ -53,15 +56,20 @@ class Setup(NamedTuple):
     limits: Limits
     dtype: str
 
+    def in_turn(self, **calls: Callable[[], Result]) -> dict[str, list[Result]]:
+        """What each call returns, one result per repeat; without transformers only what "ours" returns."""
+        return in_turn(calls if transformers else {"ours": calls["ours"]}, self.args.repeats)
 
-@functools.lru_cache(maxsize=1)  # for all parts in one dtype
+    def flop_rate(self, rate: float) -> str:
+        return f"{rate / 1e9:.0f} GFLOP/s, {rate / self.limits.products[self.dtype]:.0%} of a matrix product's"
+
+
+@lru_cache(maxsize=1)  # for all parts in one dtype
 def load_models(folder: Path, norm: Backend, dtype: str) -> tuple[Llama, Any]:
     """Ours, and transformers' LlamaForCausalLM or None: the same weights in one dtype."""
-    torch_dtype, theirs = getattr(torch, dtype), None
-    ours = load_checkpoint(folder, norm, torch.device("cpu"), torch_dtype)
+    ours, theirs = load_checkpoint(folder, norm, CPU, getattr(torch, dtype)), None
     if transformers:
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        theirs = load(folder, dtype=torch_dtype, attn_implementation="sdpa").eval()
+        theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     return ours, theirs
 
 
@@ -71,33 +79,6 @@ def random_ids(model: Llama, n: int) -> Tensor:
     if n > room:
         raise InputError(f"{n} positions are asked for and the model has {room}; lower --prefill or --contexts")
     return torch.randint(model.config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
-
-
-# Arithmetic.
-
-
-def bytes_per_token(model: Llama) -> int:
-    """The weights that a decoded token reads: all of them, but one row of an embedding that isn't the head as well."""
-    total = sum(p.nbytes for p in model.parameters())
-    return total if model.config.tie_word_embeddings else total - model.embed_tokens.weight.nbytes
-
-
-def expected_cache_bytes(config: LlamaConfig, n_positions: int, itemsize: int) -> int:
-    """Keys and values of every layer, from the shapes."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * n_positions * itemsize
-
-
-def held_bytes(tensors: list[Tensor]) -> int:
-    """The memory behind the tensors, whatever part of it they show."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def flop_rate(rate: float, limits: Limits, dtype: str) -> str:
-    return f"{rate / 1e9:.0f} GFLOP/s, {rate / limits.products[dtype]:.0%} of a matrix product's"
-
-
-# One text, token by token.
 
 
 class Ours:
@@ -121,13 +102,10 @@ class Theirs:
     """The same of transformers' model."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.cache: Any = None
+        self.model, self.cache = model, transformers.DynamicCache(config=model.config)
 
     def step(self, tokens: Tensor) -> Tensor:
-        output = self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
-        self.cache = output.past_key_values
-        return output.logits
+        return self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
 
     def forget(self, n: int) -> None:
         self.cache.crop(-n)
@@ -157,40 +135,45 @@ def generate(model: Any, ids: Tensor, n: int) -> tuple[list[int], float]:
 
 @torch.inference_mode()
 def prefill(setup: Setup) -> list[Row]:
-    args, folder, norm, limits, dtype = setup
-    ours, theirs = load_models(folder, norm, dtype)
-    n, ids = args.prefill, random_ids(ours, args.prefill)
-    calls = {"ours": lambda: seconds(lambda: ours(ids, ours.new_cache(1, n), logits_to_keep=1))}
-    if theirs:
-        calls["theirs"] = lambda: seconds(lambda: theirs(ids, use_cache=True, logits_to_keep=1))
-    times = in_turn(calls, args.repeats)
+    ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
+    n, ids = setup.args.prefill, random_ids(ours, setup.args.prefill)
+    times = setup.in_turn(
+        ours=lambda: seconds(lambda: Ours(ours, ours, n).step(ids)),
+        theirs=lambda: seconds(lambda: Theirs(theirs).step(ids)),
+    )
     middle = median(times["ours"])
-    note = f"{n / middle:.0f} tokens/s, {flop_rate(forward_flops(ours, n, 1, 1) / middle, limits, dtype)}"
-    return [Row(f"prefill, {n} tokens", dtype, "ms", times, note)]
+    note = f"{n / middle:.0f} tokens/s, {setup.flop_rate(forward_flops(ours, n, 1, 1) / middle)}"
+    return [Row(f"prefill, {n} tokens", setup.dtype, "ms", times, note)]
 
 
 @torch.inference_mode()
 def decode(setup: Setup) -> list[Row]:
-    args, folder, norm, limits, dtype = setup
-    ours, theirs = load_models(folder, norm, dtype)
-    n, ids = args.tokens, random_ids(ours, PROMPT + args.tokens)[:, :PROMPT]
-    one_token = compile_step(ours) if args.compile else ours
-    calls = {"ours": lambda: decode_greedily(Ours(ours, one_token, PROMPT + n), ids, n)}
-    if theirs:
-        calls["theirs"] = lambda: decode_greedily(Theirs(theirs), ids, n)
-        calls["generate"] = lambda: generate(theirs, ids, n)
-    results = in_turn(calls, args.repeats)
+    ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
+    n = setup.args.tokens
+    ids = random_ids(ours, PROMPT + n)[:, :PROMPT]
+    one_token = compile_step(ours) if setup.args.compile else ours
+    results = setup.in_turn(
+        ours=lambda: decode_greedily(Ours(ours, one_token, PROMPT + n), ids, n),
+        theirs=lambda: decode_greedily(Theirs(theirs), ids, n),
+        generate=lambda: generate(theirs, ids, n),
+    )
     times = {name: [took / (n - 1) for _, took in result] for name, result in results.items()}
-    by_generate, middle = times.pop("generate", []), median(times["ours"])
+    middle = median(times["ours"])
     rate = bytes_per_token(ours) / middle
-    share = f"{rate / 1e9:.1f} GB/s of weights, {rate / limits.bandwidth:.0%} of the bandwidth"
-    rows = [Row("decode, a token", dtype, "ms", times, f"{1 / middle:.1f} tokens/s, {share}")]
+    share = f"{rate / 1e9:.1f} GB/s of weights, {rate / setup.limits.bandwidth:.0%} of the bandwidth"
+    rows = [Row("decode, a token", setup.dtype, "ms", times, f"{1 / middle:.1f} tokens/s, {share}")]
     if theirs:
         (tokens, _), (their_tokens, _) = results["ours"][-1], results["generate"][-1]
-        same = sum(a == b for a, b in zip(tokens, their_tokens, strict=True))
-        times = {"ours": times["ours"], "theirs": by_generate}
-        rows.append(Row("decode, theirs by generate()", dtype, "ms", times, f"{same} of {n} tokens are the same"))
+        note = f"{sum(a == b for a, b in zip(tokens, their_tokens, strict=True))} of {n} tokens are the same"
+        times = {"ours": times["ours"], "theirs": times["generate"]}
+        rows.append(Row("decode, theirs by generate()", setup.dtype, "ms", times, note))
     return rows
+
+
+def bytes_per_token(model: Llama) -> int:
+    """The weights that a decoded token reads: all of them, but one row of an embedding that isn't the head as well."""
+    total = sum(p.nbytes for p in model.parameters())
+    return total if model.config.tie_word_embeddings else total - model.embed_tokens.weight.nbytes
 
 
 @torch.inference_mode()
@@ -203,8 +186,7 @@ def context(setup: Setup) -> list[Row]:
         texts = {"ours": Ours(ours, ours, n + MORE)} | ({"theirs": Theirs(theirs)} if theirs else {})
         for text in texts.values():
             text.step(ids[:, :n])
-        calls = {side: functools.partial(time_steps, text, ids[:, n:]) for side, text in texts.items()}
-        times = in_turn(calls, setup.args.repeats)
+        times = setup.in_turn(**{side: partial(time_steps, text, ids[:, n:]) for side, text in texts.items()})
         note, middle = "", median(times["ours"])
         if before:
             note = f"{(middle - before[1]) / (n - before[0]) * 1e6:+.2f} ms for 1000 more positions"
@@ -216,10 +198,7 @@ def context(setup: Setup) -> list[Row]:
 def time_steps(text: Ours | Theirs, ids: Tensor) -> float:
     """The seconds that one of the tokens ids (1, T) takes; the text forgets them again."""
     tokens = ids.split(1, dim=1)
-    start = time.perf_counter()
-    for token in tokens:
-        text.step(token)
-    took = time.perf_counter() - start
+    took = seconds(lambda: [text.step(token) for token in tokens])
     text.forget(len(tokens))
     return took / len(tokens)
 
@@ -227,25 +206,32 @@ def time_steps(text: Ours | Theirs, ids: Tensor) -> float:
 @torch.inference_mode()
 def cache(setup: Setup) -> list[Row]:
     ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
-    n = setup.args.prefill
-    tensors = [value for layer in ours.new_cache(1, n) for value in vars(layer).values() if torch.is_tensor(value)]
-    held = held_bytes(tensors)
-    found = {"ours": [float(held)]}
+    n, config = setup.args.prefill, ours.config
+    found = {"ours": [held_bytes(ours.new_cache(1, n))]}
     if theirs:
-        layers = theirs(random_ids(ours, n), use_cache=True, logits_to_keep=1).past_key_values.layers
-        found["theirs"] = [float(held_bytes([part for layer in layers for part in (layer.keys, layer.values)]))]
-    expected = expected_cache_bytes(ours.config, n, ours.embed_tokens.weight.itemsize)
-    note = f"{expected / 1e6:.4g} MB by the shapes{'' if held == expected else ', WHICH IS NOT WHAT OURS HOLDS'}"
+        text = Theirs(theirs)
+        text.step(random_ids(ours, n))
+        found["theirs"] = [held_bytes(text.cache.layers)]
+    shape = (2, config.num_hidden_layers, config.num_key_value_heads, n, config.head_dim)  # 2: keys and values
+    expected = math.prod(shape) * ours.embed_tokens.weight.itemsize
+    note = f"{expected / 1e6:.4g} MB by the shapes"
+    if found["ours"] != [expected]:
+        note += ", WHICH IS NOT WHAT OURS HOLDS"
     return [Row(f"KV cache, {n} positions", setup.dtype, "MB", found, note)]
+
+
+def held_bytes(layers: list[Any]) -> float:
+    """The memory behind the tensors of a cache, whatever part of it they show."""
+    tensors = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def train(setup: Setup) -> list[Row]:
     """A training step, with train.py's own loss and parameter groups, on random weights and tokens."""
-    args, _, norm, limits, dtype = setup
     torch.manual_seed(0)
     config = LlamaConfig.from_dict(read_object(SMOLLM2_135M) | TRAINED)
     batch = torch.randint(config.vocab_size, (BATCH[0], BATCH[1] + 1))
-    autocast = torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+    autocast = torch.autocast("cpu", torch.bfloat16) if setup.dtype == "bfloat16" else nullcontext()
 
     def step_of(model: Any, forward: Any) -> Callable[[], float]:
         optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4)
@@ -259,48 +245,72 @@ def train(setup: Setup) -> list[Row]:
 
         return lambda: seconds(step)
 
-    ours = Llama(config, norm)
-    calls = {"ours": step_of(ours, torch.compile(ours) if args.compile else ours)}
+    ours = Llama(config, setup.norm)
+    calls = {"ours": step_of(ours, torch.compile(ours) if setup.args.compile else ours)}
     if transformers:
         their_config = transformers.LlamaConfig(**config.to_dict(), attn_implementation="sdpa")
         theirs = transformers.LlamaForCausalLM(their_config)
-        their_forward: Any = torch.compile(theirs) if args.compile else theirs
+        their_forward: Any = torch.compile(theirs) if setup.args.compile else theirs
         calls["theirs"] = step_of(theirs, lambda tokens: their_forward(tokens, use_cache=False).logits)
-    times = in_turn(calls, args.repeats)
+    times = setup.in_turn(**calls)
     speed = BATCH[0] * BATCH[1] / median(times["ours"])
-    note = f"{speed:.0f} tokens/s, {flop_rate(training_flops(ours, BATCH[1]) * speed, limits, dtype)}"
-    return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", dtype, "ms", times, note)]
+    note = f"{speed:.0f} tokens/s, {setup.flop_rate(training_flops(ours, BATCH[1]) * speed)}"
+    return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", setup.dtype, "ms", times, note)]
 
 
 def load(setup: Setup) -> list[Row]:
     """Time and memory of loading, each time in a process of its own, with the file in the system's cache."""
-    folder = setup.folder
 
     def loading(side: str) -> dict[str, float]:
-        output = in_a_process("loading", ROOT / "scripts/bench/load_once.py", side, folder, setup.args.norm)
-        return json.loads(output.splitlines()[-1])
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(load_once, side, setup.folder, setup.args.norm).result()
 
-    sides = ["ours", "theirs"] if transformers else ["ours"]
-    results = in_turn({side: functools.partial(loading, side) for side in sides}, setup.args.repeats)
-    size, rows = sum(path.stat().st_size for path in folder.glob("*.safetensors")), []
-    for key, what, unit in (
-        ("loaded", "loading", "ms"),
-        ("first", "loading and a first token", "ms"),
-        ("peak_loading", "peak memory of loading", "MB"),
-        ("peak", "peak memory with a first token", "MB"),
-    ):
-        found = {side: [result[key] for result in results[side]] for side in sides}
-        note = f"{median(found['ours']) / size:.2f} times the file of {size / 1e6:.0f} MB" if unit == "MB" else ""
-        rows.append(Row(what, stored_dtype(folder), unit, found, note))
+    results = setup.in_turn(ours=partial(loading, "ours"), theirs=partial(loading, "theirs"))
+    size, rows = sum(path.stat().st_size for path in setup.folder.glob("*.safetensors")), []
+    for what in results["ours"][0]:
+        found = {side: [result[what] for result in results[side]] for side in results}
+        times_file = f"{median(found['ours']) / size:.2f} times the file of {size / 1e6:.0f} MB"
+        unit, note = ("MB", times_file) if "memory" in what else ("ms", "")
+        rows.append(Row(what, stored_dtype(setup.folder), unit, found, note))
     return rows
+
+
+def load_once(side: str, folder: Path, norm: str) -> dict[str, float]:
+    """Seconds, and bytes at the peak beyond those of the imports, until a model is loaded and has computed a token."""
+    if side == "ours":
+        load = partial(load_checkpoint, folder, load_backend(norm, CPU), CPU)
+    else:
+        load = partial(transformers.LlamaForCausalLM.from_pretrained, folder, dtype="auto", attn_implementation="sdpa")
+    before = memory("VmRSS")
+    # Reset the peak VmHWM; ru_maxrss would start from that of the process which started this one.
+    Path("/proc/self/clear_refs").write_text("5")
+    with torch.inference_mode():
+        start = time.perf_counter()
+        model = load()
+        loaded, peak = time.perf_counter() - start, memory("VmHWM") - before
+        model(torch.tensor([[1]]))
+        first, peak_with_token = time.perf_counter() - start, memory("VmHWM") - before
+    times = {"loading": loaded, "loading and a first token": first}
+    return times | {"peak memory of loading": peak, "peak memory with a first token": peak_with_token}
+
+
+def memory(key: str) -> int:
+    """A size in bytes out of Linux's /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def start(setup: Setup) -> list[Row]:
     """generate.py from the command to its end with one token, which is a little more than to the token."""
-    command = ["--ckpt", setup.folder, "--norm", setup.args.norm, "--device", "cpu", "--prompt", "The"]
-    command += ["--temperature", "0", "--max-new-tokens", "1"]
-    call = functools.partial(in_a_process, "generate.py", ROOT / "generate.py", *command)
-    times = in_turn({"ours": lambda: seconds(call)}, setup.args.repeats)
+    command = [sys.executable, ROOT / "generate.py", "--ckpt", setup.folder, "--norm", setup.args.norm]
+    command += ["--device", "cpu", "--prompt", "The", "--temperature", "0", "--max-new-tokens", "1"]
+
+    def generate_once() -> None:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise InputError(f"generate.py failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
+
+    times = setup.in_turn(ours=lambda: seconds(generate_once))
     return [Row("generate.py, one token", stored_dtype(setup.folder), "s", times)]
 
 
@@ -308,15 +318,3 @@ def stored_dtype(folder: Path) -> str:
     """The dtype in a checkpoint's files, as safetensors names it: "file's F32"."""
     with safe_open(min(folder.glob("*.safetensors")), "pt") as file:
         return f"file's {file.get_slice(min(file.keys())).get_dtype()}"
-
-
-def in_a_process(what: str, *command: str | Path) -> str:
-    """What a Python script prints to stdout. Raises InputError with the last line of its stderr if it fails."""
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True)
-    if done.returncode:
-        raise InputError(f"{what} failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
-    return done.stdout
-
-
-IN_EACH_DTYPE = {"prefill": prefill, "decode": decode, "context": context, "cache": cache, "train": train}
-ONCE = {"load": load, "start": start}

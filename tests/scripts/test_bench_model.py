@@ -3,9 +3,9 @@
 Nothing here looks at how long anything took.
 """
 
-import functools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,11 +141,11 @@ def test_bytes_are_those_of_the_shapes(pair):
     untied = type(ours)(replace(ours.config, tie_word_embeddings=False), load_backend("torch", CPU))
     # of the two tables, the head is read and the embedding is not
     assert model_parts.bytes_per_token(untied) == model_parts.bytes_per_token(ours)
-    assert model_parts.expected_cache_bytes(ours.config, 10, 2) == 2 * 2 * 2 * 12 * 10 * 2
 
 
 def test_a_cache_that_takes_more_than_it_shows_is_seen(command, monkeypatch):
     arguments = [*SHORT, "--parts", "cache", "--dtypes", "bfloat16"]
+    assert 2 * 2 * 2 * 12 * 24 * 2 == 4608  # keys and values, layers, heads, their size, positions, bytes
     assert "   0.004608 MB by the shapes\n" in command(bench_model.main, *arguments)[1]
     new_cache = model.llama.Llama.new_cache
 
@@ -162,14 +162,15 @@ def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
     arguments = [*SHORT, "--parts", "prefill,decode,context,cache,train", "--dtypes", "float32"]
     code, out, err = command(bench_model.main, *arguments)
     assert code == 0, err
-    assert bench_model.ALONE in out.splitlines()
+    assert "transformers is not installed (pip install transformers): ours alone, without ratios" in out.splitlines()
     assert "generate()" not in out
     assert out.count("[") == 1 + 6  # a pair of quartiles a row, and the one of the heading
 
 
 def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
-    in_a_process = functools.cache(model_parts.in_a_process)  # no warm-up: each takes seconds
-    monkeypatch.setattr(model_parts, "in_a_process", in_a_process)
+    monkeypatch.setattr(  # no warm-up: each takes seconds
+        model_parts, "in_turn", lambda calls, repeats: {side: [call()] for side, call in calls.items()}
+    )
     code, out, err = command(bench_model.main, "--ckpt", folder, "--parts", "load", "--dtypes", "float32", *SHORT)
     assert code == 0, err
     rows = out.splitlines()[-4:]
@@ -181,20 +182,24 @@ def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
 
 
 def test_generate_py_starts_on_the_cpu(command, folder, monkeypatch):
-    commands = []
-    monkeypatch.setattr(model_parts, "in_a_process", lambda *command: commands.append([*map(str, command)]))
-    code, out, err = command(bench_model.main, "--ckpt", folder, *SHORT, "--parts", "start")
+    commands, done = [], SimpleNamespace(returncode=0)
+    monkeypatch.setattr(model_parts.subprocess, "run", lambda command, **_: (commands.append(command), done)[1])
+    arguments = ["--ckpt", folder, *SHORT, "--parts", "start"]
+    code, out, err = command(bench_model.main, *arguments)
     assert code == 0, err
-    monkeypatch.setattr(generate_py.sys, "argv", commands[0][1:])
+    assert out.splitlines()[-1].split("   ")[0] == "generate.py, one token"
+    monkeypatch.setattr(generate_py.sys, "argv", [*map(str, commands[0][1:])])
     args = generate_py.parse_args()
     assert (args.device, args.norm, str(args.ckpt), args.max_new_tokens) == ("cpu", "torch", str(folder), 1)
-    assert out.splitlines()[-1].split("   ")[0] == "generate.py, one token"
+
+    done.returncode, done.stderr = 2, "first\nlast line\n"
+    code, _, err = command(bench_model.main, *arguments)
+    assert (code, err.splitlines()[-1]) == (2, "error: generate.py failed: last line")
 
 
-def test_a_process_that_fails_is_one_line(tmp_path):
-    (tmp_path / "failing.py").write_text("raise SystemExit('first\\nlast line')")
-    with pytest.raises(InputError, match=r"^loading failed: last line$"):
-        model_parts.in_a_process("loading", tmp_path / "failing.py")
+def test_a_load_that_fails_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"^no weights at .*$"):
+        model_parts.load_once("ours", tmp_path, "torch")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from tests.helpers import CPU
 
 def test_the_ratio_is_theirs_over_ours_of_each_pair():
     row = Row("decode", "float32", "ms", {"ours": [0.001, 0.002, 0.004], "theirs": [0.003, 0.004, 0.004]})
-    assert measuring.spread(measuring.ratios(row)) == (2.0, 1.5, 2.5)  # of 3, 2 and 1, and not 4 / 2
-    assert measuring.line(row).split("ms")[-1].split() == ["2.00", "[1.50,", "2.50]"]
-    assert measuring.ratios(Row("decode", "float32", "ms", {"ours": [0.001]})) == []
+    assert measuring.line(row).split("ms")[-1].split() == ["2.00", "[1.50,", "2.50]"]  # of 3, 2 and 1, and not 4 / 2
 
 
 @pytest.mark.parametrize(
