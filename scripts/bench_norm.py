@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,8 +40,8 @@ GPU = {"widths": [1024, 2048, 4096, 8192, 16384], "megabytes": 64, "dtype": "bfl
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
-    add, names = parser.add_argument, f"{', '.join(PEERS)}, {USAGE}"
-    add("--norms", help=f"comma-separated: {names} (default: all that are installed and can be timed here)")
+    add = parser.add_argument
+    add("--norms", help=f"comma-separated: {', '.join(PEERS)}, {USAGE} (default: all that can be timed here)")
     add("--widths", type=whole_numbers, help="D, comma-separated (default: 256,1024,4096; on a GPU 1024 to 16384)")
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--megabytes", type=positive(float), help="size of x, whatever D (default: 4; on a GPU 64)")
@@ -51,7 +51,7 @@ def parse_args() -> argparse.Namespace:
     add("--weight-dtype", choices=DTYPES, help="dtype of the weight (default: that of x)")
     add("--mode", choices=["eager", "graph", "both"], help="graph needs a GPU (default: eager; on a GPU both)")
     add("--repeats", type=positive(int), help="timed calls of each norm and pass (default: 10; on a GPU 50)")
-    add("--out", default="out/bench", help="folder for norm.json and norm.png")
+    add("--out", type=Path, default=Path("out/bench"), help="folder for norm.json and norm.png")
     return parser.parse_args()
 
 
@@ -67,83 +67,73 @@ from kernels import reference
 from model.config import LlamaConfig
 from scripts import peers
 from scripts.bench.measuring import describe
-from scripts.bench.norm_report import plot, report
+from scripts.bench.norm_report import Result, plot, report
 
 EPS = LlamaConfig.load(ROOT / "configs/tiny.json").rms_norm_eps
-TENSORS = {"forward": 2, "backward": 3, "add_forward": 4, "add_backward": 4}  # of x's size, moved at least
+# What each pass has to move at least: tensors of x's size, and of the weight's.
+FLOOR = {"forward": (2, 1), "backward": (3, 2), "add_forward": (4, 1), "add_backward": (4, 2)}
 WARM_UP = 3  # untimed calls, which compile, tune and fill the allocator's pools
 COLD = {"cpu": 2**28, "cuda": 2**29}  # bytes read before each timed call: twice the largest last cache, an MI300X's
 SAME = 0.02  # how far y may be from the formula, relative to it; rounding to bfloat16 gives 0.004
-INTERPRETER = "triton is not timed here: it runs in Triton's interpreter, whose speed says nothing about Triton's"
+
+Norms = dict[str, Backend]
+Tensors = tuple[Tensor, ...]  # x, residual, weight, dy and dh
+Steps = list[Callable[[], Any]]  # the last is timed, one before it isn't; the first returns the forward's outputs
 
 
-class Work(NamedTuple):
-    """The call to time, and one to run before it, untimed. The first of them returns the forward's outputs."""
-
-    timed: Callable[[], Any]
-    before: Callable[[], Any] | None = None
-
-
-def load_norms(names: str | None, device: torch.device) -> dict[str, Backend]:
+def load_norms(names: str | None, device: torch.device) -> Norms:
     """The norms to time, by name. A default that can't run is left out with a line, and so is Triton's interpreter.
 
     Raises InputError for a norm that the user names and that can't run, and if none is left.
     """
-    gpu = device.type == "cuda"
-    defaults = ["reference", "torch", "compile", *(["triton"] if gpu else []), *peers.installed()]
     norms = {}
-    for name in defaults if names is None else names_in(names):
+    for name in ["reference", "torch", "compile", "triton", *peers.installed()] if names is None else names_in(names):
         try:
-            norms[name] = peers.load(name, device)
+            norm = peers.load(name, device)
         except InputError as error:
             if names is not None:
                 raise
             print(f"{name} is not timed here: {error}")
-    in_triton = [name for name in norms if name.partition("@")[0] in ("triton", "kernels.triton_rms_norm:rms_norm")]
-    interpreted = in_triton and sys.modules["kernels.triton_rms_norm"].INTERPRETED
-    if interpreted:
-        norms = {name: norm for name, norm in norms.items() if name not in in_triton}
+            continue
+        if "interpreter" in norm.description:
+            print(f"{name} is not timed here: Triton's interpreter says nothing about Triton's speed")
+        else:
+            norms[name] = norm
     if not norms:
-        raise InputError(INTERPRETER if interpreted else f"--norms is '{names}'; expected norms to time: {USAGE}")
-    if interpreted or (names is None and not gpu):
-        print(INTERPRETER)
+        raise InputError(f"--norms is '{names}'; expected norms to time here: {USAGE}")
     return norms
 
 
-def make_tensors(rows: int, width: int, dtypes: list[torch.dtype], device: torch.device) -> tuple[Tensor, ...]:
-    """x, residual, weight, dy and dh. `dtypes`: first that of all but the weight, then the weight's."""
+def make_tensors(rows: int, width: int, dtypes: list[torch.dtype], device: torch.device) -> Tensors:
+    """`dtypes`: first that of all but the weight, then the weight's."""
     torch.manual_seed(0)
-    random = [torch.randn(rows, width, device=device).to(dtypes[0]) for _ in range(4)]
-    x, residual = random[0] + 1, random[1] + 1  # with a mean of 0, LayerNorm would pass for RMSNorm
+    x, residual, dy, dh = (torch.randn(rows, width, device=device).to(dtypes[0]) for _ in range(4))
     weight = torch.rand(width, device=device).to(dtypes[1])
-    return x.requires_grad_(), residual.requires_grad_(), weight.requires_grad_(), *random[2:]
+    x, residual = x + 1, residual + 1  # with a mean of 0, LayerNorm would pass for RMSNorm
+    return x.requires_grad_(), residual.requires_grad_(), weight.requires_grad_(), dy, dh
 
 
-def floor_bytes(pass_name: str, x: Tensor, weight: Tensor) -> int:
-    """The bytes that any implementation of the pass has to move."""
-    return TENSORS[pass_name] * x.nbytes + (2 if pass_name.endswith("backward") else 1) * weight.nbytes
-
-
-def make_work(norm: Backend, pass_name: str, tensors: tuple[Tensor, ...]) -> Work:
+def make_steps(norm: Backend, pass_name: str, tensors: Tensors) -> Steps:
+    """The forward, or the forward to run before the backward, and that."""
     x, residual, weight, dy, dh = tensors
     add, outputs = pass_name.startswith("add"), []
+    inputs, gradients = ((x, residual, weight), (dy, dh)) if add else ((x, weight), (dy,))
 
-    def forward() -> tuple[Tensor, ...]:
+    def forward() -> Tensors:
         return norm.add_rms_norm(x, residual, weight, EPS) if add else (norm.rms_norm(x, weight, EPS),)
 
-    def before() -> tuple[Tensor, ...]:
+    def before() -> Tensors:
         outputs.append(forward())
         return outputs[-1]
 
-    def backward() -> tuple[Tensor, ...]:  # raises where one of the gradients is missing
-        inputs, gradients = ((x, residual, weight), (dy, dh)) if add else ((x, weight), (dy,))
+    def backward() -> Tensors:  # raises where one of the gradients is missing
         return torch.autograd.grad(outputs.pop(), inputs, gradients)
 
-    return Work(backward, before) if pass_name.endswith("backward") else Work(forward)
+    return [before, backward] if pass_name.endswith("backward") else [forward]
 
 
-def warm_up(work: Work, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
-    """Run the work untimed. Returns the distance of its y and h from the formula and, on a GPU, its peak of memory.
+def warm_up(steps: Steps, tensors: Tensors) -> Result:
+    """Run the steps untimed. Returns the distance of their y and h from the formula and, on a GPU, the peak of memory.
 
     The distance is relative, to the formula in float64, and taken over about 64 of the rows; the peak is in bytes,
     beside what was allocated before.
@@ -151,14 +141,12 @@ def warm_up(work: Work, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     x, residual, weight = (tensor.detach() for tensor in tensors[:3])
     there = 0
     for _ in range(WARM_UP):
-        outputs = last = None  # frees those of the turn before
+        outputs = _gradients = None  # frees those of the turn before
         if x.is_cuda:
             torch.cuda.reset_peak_memory_stats()
             there = torch.cuda.memory_allocated()
-        outputs = work.before() if work.before else None
-        last = work.timed()
+        outputs, *_gradients = [step() for step in steps]
     result = {"peak_bytes": torch.cuda.max_memory_allocated() - there} if x.is_cuda else {}
-    outputs = outputs or last
     some = slice(None, None, max(1, len(x) // 64))
     h = (x if len(outputs) == 1 else x + residual)[some].double()
     pairs = zip(outputs, (reference.rms_norm(h, weight.double(), EPS), h), strict=False)
@@ -166,54 +154,48 @@ def warm_up(work: Work, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
     return result | {"distance": distance, "same_function": distance < SAME}
 
 
-def capture(work: Work) -> Work:
-    """The same work as CUDA graphs. They share their memory, so they are made in the order of their replay."""
-    pool = torch.cuda.graph_pool_handle()
-
-    def graph(step: Callable[[], Any]) -> Callable[[], None]:
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, pool=pool, stream=torch.cuda.current_stream()):
+def capture(steps: Steps) -> Steps:
+    """The same steps as CUDA graphs. They share their memory, so they are made in the order of their replay."""
+    graphs, pool = [torch.cuda.CUDAGraph() for _ in steps], torch.cuda.graph_pool_handle()
+    for graph, step in zip(graphs, steps, strict=True):
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
             step()
-        return captured.replay
-
-    before = graph(work.before) if work.before else None
-    return Work(graph(work.timed), before)
+    return [graph.replay for graph in graphs]
 
 
-def time_once(work: Work, mode: str, other: Tensor) -> float:
-    """Microseconds that the work takes on a cold cache: `other` is read before it, and fills the cache."""
-    if work.before:
-        work.before()
-    other.sum()  # read and not written, or the work would pay for writing it back
+def time_last(steps: Steps, mode: str, other: Tensor) -> float:
+    """Microseconds that the last step takes on a cold cache: `other` is read before it, and fills the cache."""
+    for step in steps[:-1]:
+        step()
+    other.sum()  # read and not written, or the step would pay for writing it back
     if not other.is_cuda:
         start = time.perf_counter()
-        _result = work.timed()  # kept, so that freeing it isn't timed
+        _result = steps[-1]()  # kept, so that freeing it isn't timed
         return (time.perf_counter() - start) * 1e6
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     if mode == "eager":
         torch.cuda.synchronize()
     start.record()
-    _result = work.timed()
+    _result = steps[-1]()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3
 
 
-def measure(
-    pass_name: str, mode: str, norms: dict[str, Backend], tensors: tuple[Tensor, ...], other: Tensor, repeats: int
-) -> list[dict[str, Any]]:
+def measure(pass_name: str, mode: str, norms: Norms, tensors: Tensors, other: Tensor, repeats: int) -> list[Result]:
     """One pass over one size: a row of results for the copy, and one for each norm."""
     x, _, weight, *_ = tensors
-    floor = floor_bytes(pass_name, x, weight)
+    n_x, n_weight = FLOOR[pass_name]
+    floor = n_x * x.nbytes + n_weight * weight.nbytes
     source, target = (torch.ones(floor // 2, dtype=torch.uint8, device=x.device) for _ in range(2))
-    copy = Work(lambda: target.copy_(source))
-    copy.timed()
+    copy = [lambda: target.copy_(source)]
+    copy[0]()
     ready, results = {"copy": capture(copy) if mode == "graph" else copy}, {"copy": {}}
     for name, norm in norms.items():
-        work = make_work(norm, pass_name, tensors)
+        steps = make_steps(norm, pass_name, tensors)
         try:
-            results[name] = warm_up(work, tensors)
-            ready[name] = capture(work) if mode == "graph" else work
+            results[name] = warm_up(steps, tensors)
+            ready[name] = capture(steps) if mode == "graph" else steps
         except kernel_errors() as error:
             reason = (str(error).strip() or "no reason given").splitlines()[0]
             results[name] = {"refused": f"{type(error).__name__}: {reason}"}
@@ -221,34 +203,34 @@ def measure(
     order, times = list(ready), {name: [] for name in ready}
     for _ in range(repeats):
         for name in order:
-            times[name].append(time_once(ready[name], mode, other))
+            times[name].append(time_last(ready[name], mode, other))
         order.append(order.pop(0))  # another one begins each turn, so that a drift of the machine meets all alike
     for name in ready:
         low, median, high = np.percentile(times[name], [25, 50, 75]).tolist()
         results[name] |= {"median_us": median, "quartiles_us": [low, high]}
-        results[name] |= {"gb_per_s": floor / median / 1e3, "share": float(np.median(times["copy"])) / median}
+        results[name] |= {"gb_per_s": floor / median / 1e3, "share": results["copy"]["median_us"] / median}
     where = {"pass": pass_name, "mode": mode, "width": x.shape[1], "rows": x.shape[0], "floor_bytes": floor}
     return [where | {"norm": name} | result for name, result in results.items()]
 
 
-def measure_all(args: argparse.Namespace, norms: dict[str, Backend], device: torch.device) -> list[dict[str, Any]]:
+def measure_all(args: argparse.Namespace, norms: Norms, device: torch.device) -> list[Result]:
     """Every size, pass and mode."""
     dtypes = [getattr(torch, args.dtype), getattr(torch, args.weight_dtype)]
-    sizes = list(product(args.widths, args.rows or [0]))
-    calls = list(product(TENSORS, ["eager", "graph"] if args.mode == "both" else [args.mode]))
+    x_numbers = args.megabytes * 2**20 / dtypes[0].itemsize
+    sizes = [(width, rows) for width in args.widths for rows in args.rows or [max(1, int(x_numbers / width))]]
+    calls = list(product(FLOOR, ["eager", "graph"] if args.mode == "both" else [args.mode]))
     # A graph can't be captured on the default stream, and autograd runs a backward on its forward's stream.
     stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
     results = []
     with stream, tqdm(total=len(sizes) * len(calls), unit="cell", disable=None) as bar:
         torch.empty(2**25 - 2**16, dtype=torch.uint8)  # once it is freed, glibc stops giving memory back to Linux
         other = torch.ones(COLD[device.type] // 4, device=device)  # not zeros: Linux would back them with one page
-        for width, n_rows in sizes:
+        for width, rows in sizes:
             if "torch._dynamo" in sys.modules:
                 torch.compiler.reset()  # or the second width would be compiled for any width, and be slower for it
-            n_rows = n_rows or max(1, int(args.megabytes * 2**20 / (width * dtypes[0].itemsize)))
-            tensors = make_tensors(n_rows, width, dtypes, device)
+            tensors = make_tensors(rows, width, dtypes, device)
             for pass_name, mode in calls:
-                bar.set_description(f"{pass_name}, {mode}, {n_rows} x {width}")
+                bar.set_description(f"{pass_name}, {mode}, {rows} x {width}")
                 results += measure(pass_name, mode, norms, tensors, other, args.repeats)
                 bar.update()
     return results
@@ -266,18 +248,17 @@ def main() -> None:
     if args.mode != "eager" and device.type != "cuda":
         raise InputError(f"--mode {args.mode}: a CUDA graph needs a GPU and the device is {device}; use --mode eager")
     norms = load_norms(args.norms, device)
-    out = Path(args.out)
-    make_folder("--out", out)
+    make_folder("--out", args.out)
     results = measure_all(args, norms, device)
 
     triton = getattr(sys.modules.get("triton"), "__version__", "not imported")
     machine = f"{describe(device)}, triton {triton}"
     arguments = {name: str(value) for name, value in vars(args).items()}
     result = {"machine": machine, "arguments": arguments, "results": results}
-    (out / "norm.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(results, list(norms), out / "norm.png")
+    (args.out / "norm.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(results, args.out / "norm.png")
     print(machine, f"x in {args.dtype}, weight in {args.weight_dtype}", *report(results), sep="\n")
-    say(f"wrote {out / 'norm.json'} and {out / 'norm.png'}")
+    say(f"wrote {args.out / 'norm.json'} and {args.out / 'norm.png'}")
 
 
 if __name__ == "__main__":

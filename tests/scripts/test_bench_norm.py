@@ -31,14 +31,16 @@ def tensors(rows=3, width=5, dtypes=(torch.float16, torch.float32)):
 
 @pytest.mark.parametrize(("pass_name", "expected"), list(zip(PASSES, [80, 130, 140, 160], strict=True)))
 def test_the_floor_counts_each_tensor_once(pass_name, expected):
-    x, _, weight, *_ = tensors()  # 30 bytes, and 20
-    assert bench_norm.floor_bytes(pass_name, x, weight) == expected
+    x, _, weight, *_ = tensors()
+    assert (x.nbytes, weight.nbytes) == (30, 20)
+    [copy] = bench_norm.measure(pass_name, "eager", {}, tensors(), torch.ones(1), repeats=1)
+    assert copy["floor_bytes"] == expected
 
 
 def test_the_share_is_the_copys_median_over_the_norms(monkeypatch):
     # in the order of the calls: the copy and the norm, then the norm first, then the copy again
     times = iter([10.0, 40.0, 80.0, 30.0, 20.0, 60.0])
-    monkeypatch.setattr(bench_norm, "time_once", lambda work, mode, other: next(times))
+    monkeypatch.setattr(bench_norm, "time_last", lambda steps, mode, other: next(times))
     norm = kernels.load_backend("reference", CPU)
     copy, row = bench_norm.measure("backward", "eager", {"mine": norm}, tensors(), torch.ones(1), repeats=3)
     assert (copy["norm"], copy["median_us"], copy["share"]) == ("copy", 20, 1)
@@ -65,21 +67,20 @@ def counted():
 def test_what_is_timed_is_that_pass_alone_and_the_whole_of_it(counted, pass_name):
     backend, calls = counted
     x, residual, weight, dy, dh = tensors(dtypes=[torch.float64] * 2)
-    work = bench_norm.make_work(backend, pass_name, (x, residual, weight, dy, dh))
+    *before, timed = bench_norm.make_steps(backend, pass_name, (x, residual, weight, dy, dh))
     h = x + residual if pass_name.startswith("add") else x
     y = h * (h.square().mean(-1, keepdim=True) + bench_norm.EPS).rsqrt() * weight
     if pass_name.startswith("add"):
         outputs, inputs, gradients = (y, h), (x, residual, weight), (dy, dh)
     else:
         outputs, inputs, gradients = (y,), (x, weight), (dy,)
-    if work.before:
-        torch.testing.assert_close(work.before(), outputs)
-    else:
-        assert not pass_name.endswith("backward")
-    forwards = len(calls)
-    found = work.timed()
     backward = pass_name.endswith("backward")
-    assert len(calls) - forwards == (0 if backward else 1)
+    assert len(before) == (1 if backward else 0)
+    for step in before:
+        torch.testing.assert_close(step(), outputs)
+    calls.clear()
+    found = timed()
+    assert len(calls) == (0 if backward else 1)
     torch.testing.assert_close(found, torch.autograd.grad(outputs, inputs, gradients) if backward else outputs)
 
 
@@ -152,15 +153,18 @@ def test_a_run_fills_every_cell_and_survives_a_norm_that_refuses(tmp_path, monke
     assert "* layer_norm is another function" in out
 
 
+INTERPRETER = "triton is not timed here: Triton's interpreter says nothing about Triton's speed"
+
+
 def test_triton_is_not_timed_in_its_interpreter(tmp_path, monkeypatch, command):
     pytest.importorskip("triton")
     monkeypatch.chdir(tmp_path)
     code, out, err = command(bench_norm.main, "--norms", "triton", "--device", "cpu")
-    assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-    assert err == f"error: {bench_norm.INTERPRETER}\n"
-    arguments = "--norms triton,torch --device cpu --widths 8 --rows 2 --repeats 1 --out ."
+    assert (code, out, list(tmp_path.iterdir())) == (2, f"{INTERPRETER}\n", [])
+    assert err.startswith("error: --norms is 'triton'; expected norms to time here")
+    arguments = "--norms triton,triton@bfloat16,torch --device cpu --widths 8 --rows 2 --repeats 1 --out ."
     code, out, _ = command(bench_norm.main, *arguments.split())
-    assert (code, out.splitlines()[0]) == (0, bench_norm.INTERPRETER)
+    assert (code, out.splitlines()[0]) == (0, INTERPRETER)
     result = json.loads((tmp_path / "norm.json").read_text())
     assert {row["norm"] for row in result["results"]} == {"copy", "torch"}
 
@@ -169,13 +173,13 @@ def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys
     def load(name, device):
         if name == "compile":
             raise InputError("no compiler")
-        return Backend(name, None, None)
+        return Backend("triton (in its interpreter)" if name == "triton" else name, None, None)
 
     monkeypatch.setattr(peers, "load", load)
     monkeypatch.setattr(peers, "installed", lambda: ["layer_norm"])
     assert list(bench_norm.load_norms(None, CPU)) == ["reference", "torch", "layer_norm"]
     out = capsys.readouterr().out
-    assert out.splitlines() == ["compile is not timed here: no compiler", bench_norm.INTERPRETER]
+    assert out.splitlines() == ["compile is not timed here: no compiler", INTERPRETER]
     with pytest.raises(InputError, match="no compiler"):
         bench_norm.load_norms("compile", CPU)
 
@@ -193,7 +197,7 @@ def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys
         ("--dtype float8", "invalid choice: 'float8'"),
         ("--mode graph", "a CUDA graph needs a GPU and the device is cpu"),
         ("--mode both", "a CUDA graph needs a GPU and the device is cpu"),
-        ("--norms=", "--norms is ''; expected norms to time"),
+        ("--norms=", "--norms is ''; expected norms to time here"),
         ("--norms torch,nope", "no norm backend is called 'nope'"),
         ("--norms torch,liger", "liger"),  # not installed, or refused on a CPU
         ("--norms torch --out taken", "--out taken cannot be written"),

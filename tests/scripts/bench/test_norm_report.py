@@ -37,7 +37,7 @@ def test_the_picture_has_the_last_mode_and_the_most_rows(tmp_path, monkeypatch):
                     where = {"width": width, "rows": rows, "pass": pass_name, "mode": mode}
                     results += [where | {"norm": "mine", "share": next(shares)}, where | {"norm": "broken"}]
     monkeypatch.setattr(norm_report.plt, "close", lambda figure: None)
-    norm_report.plot(results, ["mine", "broken"], tmp_path / "norm.png")
+    norm_report.plot(results, tmp_path / "norm.png")
     drawn = [[list(line.get_ydata()) for line in axes.lines[:2]] for axes in norm_report.plt.gcf().axes]
     monkeypatch.undo()
     norm_report.plt.close("all")
