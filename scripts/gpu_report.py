@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ TESTS = "tests/kernels/test_norm_contract.py,tests/kernels/test_triton_rms_norm.
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--out", default="out/gpu_report", help="folder for the report")
+    add("--out", type=Path, default=Path("out/gpu_report"), help="folder for the report")
     add("--device", default="auto", help="cuda, cuda:1, ...; cpu only to try the script itself")
     add("--norms", help=f"comma-separated: {USAGE} (default: {','.join(BACKENDS)}, and in the benchmark its peers)")
     add("--widths", help="D in the benchmark, as bench_norm.py takes it; its own choice, if left out")
@@ -73,39 +72,38 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    command: tuple[str, ...]
     limit_s: int
+    command: tuple[str, ...]
 
 
-def plan(args: argparse.Namespace, norms: list[str], dtype: str, out: Path) -> tuple[list[Part], list[Part]]:
-    """The parts that may share the GPU, and those that need it alone. `dtype` is that of the training runs."""
-    python, device, work = sys.executable, ["--device", args.device], out / "work"
-    model = [*device, "--config", args.config, "--data", args.data]
-    norm_flag = ["--norm", args.norms] if args.norms else []  # else what the tests choose, which is less of compile
-    tests = ["-m", "pytest", "-q", *(str(ROOT / test) for test in args.tests.split(",")), *device, *norm_flag]
-    tests += ["--junitxml", str(work / "contract.xml")]
-    together = [Part("contract", "Contract tests", (python, *tests), 300)]
-    for name in ("float32", "bfloat16"):
-        parity = [str(ROOT / "scripts/loss_parity.py"), "--norms", ",".join(norms), *model, "--dtype", name]
-        parity += ["--steps", str(args.parity_steps), "--out", str(work / f"parity-{name}")]
-        parity += ["--norm-dtype", name] if name == "bfloat16" else []
-        together.append(Part(f"parity-{name}", f"Loss parity in {name}", (python, *parity), 300))
+def python(*script: str | Path, **flags: str | int | Path | None) -> tuple[str, ...]:
+    """The command that runs a script with those flags that have a value."""
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in flags.items() if value]
+    return (sys.executable, *map(str, script), *(str(word) for flag in given for word in flag))
 
-    bench = [str(ROOT / "scripts/bench_norm.py"), *device, "--out", str(work / "bench")]
-    bench += ["--widths", args.widths] if args.widths else []
-    bench += ["--norms", args.norms] if args.norms else []
-    alone = [Part("bench", "Benchmark", (python, *bench), 150)]
+
+def plan(args: argparse.Namespace, norms: list[str], dtype: str, work: Path) -> list[list[Part]]:
+    """The parts, in groups that run at the same time. `dtype` is that of the training runs."""
+    device, names = args.device, args.norms  # without names the tests take less of compile, and the benchmark its peers
+    model = {"device": device, "config": args.config, "data": args.data}
+    tests = [ROOT / test for test in args.tests.split(",")]
+    command = python("-m", "pytest", "-q", *tests, device=device, norm=names, junitxml=work / "contract.xml")
+    checks = [Part("contract", "Contract tests", 300, command)]
+    for name, norm_dtype in (("float32", None), ("bfloat16", "bfloat16")):
+        flags = {"dtype": name, "norm_dtype": norm_dtype, "steps": args.parity_steps, "out": work / f"parity-{name}"}
+        command = python(ROOT / "scripts/loss_parity.py", norms=",".join(norms), **model, **flags)
+        checks.append(Part(f"parity-{name}", f"Loss parity in {name}", 300, command))
+
+    flags = {"device": device, "norms": names, "widths": args.widths, "out": work / "bench"}
+    groups = [checks, [Part("bench", "Benchmark", 150, python(ROOT / "scripts/bench_norm.py", **flags))]]
     for norm in norms:
-        train = [str(ROOT / "train.py"), "--norm", norm, "--dtype", dtype, *model, "--out", str(work / f"train-{norm}")]
-        for flag in ("--steps", "--eval-interval", "--save-interval"):
-            train += [flag, str(args.steps)]
-        alone.append(Part(f"train-{norm}", f"Training with {norm} in {dtype}", (python, *train), 60))
-    return together, alone
+        steps = dict.fromkeys(["steps", "eval_interval", "save_interval"], args.steps)
+        command = python(ROOT / "train.py", norm=norm, dtype=dtype, **model, **steps, out=work / f"train-{norm}")
+        groups.append([Part(f"train-{norm}", f"Training with {norm} in {dtype}", 60, command)])
+    return groups
 
 
-def run_parts(
-    parts: list[Part], logs: Path, deadline: float, show: Callable[[Part, str], None]
-) -> dict[str, dict[str, Any]]:
+def run_parts(parts: list[Part], logs: Path, deadline: float) -> dict[str, dict[str, Any]]:
     """Run the parts at the same time. Returns how each ended and its seconds, by name.
 
     What a part prints goes to logs/NAME.txt and NAME.err. It is stopped after its own limit, or when
@@ -123,15 +121,15 @@ def run_parts(
                 limit_s = min(part.limit_s, max(0, deadline - started))
                 if process.poll() is None and seconds < limit_s:
                     continue
-                code = stop(process)
+                code = stop(running.pop(part))
                 ended = "passed" if code == 0 else "failed" if seconds < limit_s else f"over {limit_s:.0f} s"
-                results[part.name] = {"result": ended, "seconds": round(seconds, 1), "command": part.command[1:]}
-                del running[part]
-                show(part, ended)
+                result = {"title": part.title, "result": ended, "seconds": round(seconds, 1)}
+                results[part.name] = result | {"command": part.command[1:]}
+                say(f"{part.title}: {ended}")
     finally:
         for process in running.values():  # after Ctrl-C
             stop(process)
-    return results
+    return {part.name: results[part.name] for part in parts}
 
 
 def stop(process: subprocess.Popen) -> int:
@@ -141,58 +139,51 @@ def stop(process: subprocess.Popen) -> int:
     return process.wait()
 
 
-def contract_figures(xml: Path) -> dict[str, Any]:
-    """The numbers of tests that passed and were skipped, and the names of those that failed."""
-    cases = list(ElementTree.parse(xml).iter("testcase"))
-    bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    return {"passed": len(cases) - len(bad) - skipped, "skipped": skipped, "failed": bad}
-
-
-def training_figures(folder: Path) -> dict[str, Any]:
-    """The last losses, and the median tokens per second of the second half, when everything is compiled."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    speed = statistics.median(line["tokens_per_s"] for line in lines[len(lines) // 2 :])
-    return {"tokens_per_s": speed, "loss": lines[-1]["loss"], "val_loss": lines[-1]["val_loss"]}
-
-
 def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
     """Add to each result the figures that its part has left, and copy the pictures to `out`."""
     work = out / "work"
     if (work / "contract.xml").exists():
-        results["contract"] |= contract_figures(work / "contract.xml")
+        cases = list(ElementTree.parse(work / "contract.xml").iter("testcase"))
+        failed = [
+            case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None
+        ]
+        skipped = sum(case.find("skipped") is not None for case in cases)
+        passed = len(cases) - len(failed) - skipped
+        results["contract"] |= {"passed": passed, "skipped": skipped, "failed": failed}
     for name, file in FIGURES.items():
         if (work / name / f"{file}.png").exists():  # drawn after the figures are written
             results[name]["figures"] = json.loads((work / name / f"{file}.json").read_text())
             shutil.copy(work / name / f"{file}.png", out / f"{name}.png")
     for name, result in results.items():
         if name.startswith("train-") and result["result"] == "passed":
-            result |= training_figures(work / name)
+            lines = [json.loads(line) for line in (work / name / "metrics.jsonl").read_text().splitlines()]
+            result |= {"loss": lines[-1]["loss"], "val_loss": lines[-1]["val_loss"]}
+            compiled = lines[len(lines) // 2 :]  # by then everything is
+            result["tokens_per_s"] = statistics.median(line["tokens_per_s"] for line in compiled)
 
 
-def write_markdown(results: dict[str, dict[str, Any]], titles: dict[str, str], machine: str, out: Path) -> None:
+def write_markdown(results: dict[str, dict[str, Any]], machine: str, out: Path) -> None:
     total = sum(result["seconds"] for result in results.values())
     lines = ["# RMSNorm on one GPU", "", f"{machine}. The parts took {total:.0f} s, added up.", ""]
     lines += ["| part | result | s |", "|---|---|---|"]
-    lines += [f"| {titles[name]} | {result['result']} | {result['seconds']:.0f} |" for name, result in results.items()]
+    lines += [f"| {result['title']} | {result['result']} | {result['seconds']:.0f} |" for result in results.values()]
     contract = results["contract"]
     if "passed" in contract:
-        lines += ["", "## Contract tests", "", f"{contract['passed']} passed, {len(contract['failed'])} failed"]
-        lines[-1] += f", {contract['skipped']} skipped." if contract["skipped"] else "."
-        lines += [f"- {name}" for name in contract["failed"]]
+        counts = f"{contract['passed']} passed, {len(contract['failed'])} failed, {contract['skipped']} skipped."
+        lines += ["", "## Contract tests", "", counts, *(f"- {name}" for name in contract["failed"])]
     lines += ["", "## Training", "", "| norm | tokens/s | loss | validation loss |", "|---|---|---|---|"]
     for name, result in results.items():
         if "tokens_per_s" in result:
             figures = f"{result['tokens_per_s']:,.0f} | {result['loss']:.4f} | {result['val_loss']:.4f}"
             lines.append(f"| {name.removeprefix('train-')} | {figures} |")
     for name in FIGURES:
-        text = (out / "logs" / f"{name}.txt").read_text().rstrip() or "nothing printed"
+        title, text = results[name]["title"], (out / "logs" / f"{name}.txt").read_text().rstrip() or "nothing printed"
         if results[name]["result"] != "passed":
             errors = (out / "logs" / f"{name}.err").read_bytes().decode()  # read_text would take \r for \n
             text += "\n" + re.sub(r".*\r", "", errors).rstrip()[-2000:]
-        lines += ["", f"## {titles[name]}", "", "```", text, "```"]
-        if (out / f"{name}.png").exists():
-            lines += ["", f"![{titles[name]}]({name}.png)"]
+        lines += ["", f"## {title}", "", "```", text, "```"]
+        if "figures" in results[name]:
+            lines += ["", f"![{title}]({name}.png)"]
     (out / "report.md").write_text("\n".join(lines) + "\n")
 
 
@@ -208,38 +199,27 @@ def main() -> None:
     norms_to_compare(",".join(norms))  # raises what the parity runs would raise later
     for norm in norms:
         load_backend(norm, device)
-    out = Path(args.out).resolve()
+    out = args.out.resolve()
     shutil.rmtree(out / "work", ignore_errors=True)  # no figure of an earlier run may pass for one of this
     for folder in (out, out / "logs", out / "work"):
         make_folder("--out", folder)
     vocab_size = LlamaConfig.load(args.config).vocab_size
     prepare(args.data, vocab_size, Path("out/data"))  # once, before several runs want it at the same time
 
-    together, alone = plan(args, norms, dtype, out)
-    parts = together + alone
-    started = time.perf_counter()
-    deadline = started + DEADLINE_S
-    with tqdm(total=len(parts), unit="part", disable=None) as bar:
-
-        def show(part: Part, ended: str) -> None:
-            say(f"{part.title}: {ended}")
-            bar.update()
-
-        bar.set_description("contract tests and parity")
-        results = run_parts(together, out / "logs", deadline, show)
-        for part in alone:
-            bar.set_description(part.title)
-            results |= run_parts([part], out / "logs", deadline, show)
-
-    results = {part.name: results[part.name] for part in parts}
+    started, results = time.perf_counter(), {}
+    with tqdm(plan(args, norms, dtype, out / "work"), unit="group", disable=None) as bar:
+        for group in bar:
+            bar.set_description(", ".join(part.title for part in group))
+            results |= run_parts(group, out / "logs", started + DEADLINE_S)
     collect(results, out)
     machine = f"{describe(device)}, Python {platform.python_version()}"
-    report = {"machine": machine, "seconds": round(time.perf_counter() - started, 1), "parts": results}
+    seconds = round(time.perf_counter() - started, 1)
+    report = {"machine": machine, "seconds": seconds, "parts": results}
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    write_markdown(results, {part.name: part.title for part in parts}, machine, out)
+    write_markdown(results, machine, out)
     shutil.rmtree(out / "work")
-    failed = [part.title for part in parts if results[part.name]["result"] != "passed"]
-    say(f"wrote {out / 'report.md'}, in {report['seconds']:.0f} s")
+    say(f"wrote {out / 'report.md'}, in {seconds:.0f} s")
+    failed = [result["title"] for result in results.values() if result["result"] != "passed"]
     print("failed: " + "; ".join(failed) if failed else "every part passed")
     sys.exit(1 if failed else 0)
 

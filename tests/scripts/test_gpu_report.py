@@ -18,7 +18,7 @@ PYTHON = sys.executable
 
 
 def part(name, code, limit_s=20, title=""):
-    return gpu_report.Part(name, title or name.title(), (PYTHON, "-c", code), limit_s)
+    return gpu_report.Part(name, title or name.title(), limit_s, (PYTHON, "-c", code))
 
 
 @pytest.fixture
@@ -31,14 +31,16 @@ def arguments(monkeypatch, tmp_path):
 
 
 def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, arguments):
-    together, alone = gpu_report.plan(arguments("--widths", "64,128"), ["torch", "triton"], "bfloat16", tmp_path)
-    assert [part.name for part in together] == ["contract", "parity-float32", "parity-bfloat16"]
-    assert [part.name for part in alone] == ["bench", "train-torch", "train-triton"]
+    groups = gpu_report.plan(arguments("--widths", "64,128"), ["torch", "triton"], "bfloat16", tmp_path)
+    assert [[part.name for part in group] for group in groups] == [
+        ["contract", "parity-float32", "parity-bfloat16"], ["bench"], ["train-torch"], ["train-triton"]
+    ]  # fmt: skip
+    together, [bench], *training = groups
     parsed = {}
     for part, parse_args in [
         *((part, loss_parity.parse_args) for part in together[1:]),
-        (alone[0], bench_norm.parse_args),
-        *((part, train.parse_args) for part in alone[1:]),
+        (bench, bench_norm.parse_args),
+        *((part, train.parse_args) for [part] in training),
     ]:
         monkeypatch.setattr(sys, "argv", list(part.command[1:]))
         parsed[part.name] = parse_args()
@@ -46,6 +48,7 @@ def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, argum
     assert parsed["parity-bfloat16"].norm_dtype == parsed["parity-bfloat16"].dtype == "bfloat16"
     assert parsed["parity-float32"].dtype == "float32"
     assert parsed["bench"].widths == [64, 128]
+    assert parsed["bench"].norms is None
     assert all(each.device == "cpu" for each in parsed.values())
     assert parsed["train-torch"].steps == 300
     assert parsed["train-torch"].dtype == "bfloat16"  # by name: what auto is depends on the machine
@@ -53,20 +56,29 @@ def test_every_command_is_one_that_its_script_takes(monkeypatch, tmp_path, argum
     assert parsed["parity-float32"].steps == 100
     assert parsed["train-triton"].norm == "triton"
     assert {"--device", "cpu"} <= set(together[0].command)
+    assert "--norm" not in together[0].command
     assert sum(file.endswith(".py") for file in together[0].command) == 2
 
 
-def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path):
-    seen = []
+def test_norms_that_are_named_are_those_of_every_part(tmp_path, arguments):
+    groups = gpu_report.plan(arguments("--norms", "torch,triton"), ["torch", "triton"], "float32", tmp_path)
+    commands = [" ".join(part.command) for group in groups[:2] for part in group]
+    assert " --norm torch,triton " in commands[0]
+    assert all(" --norms torch,triton " in command for command in commands[1:])
+
+
+def test_a_part_that_fails_or_hangs_stops_no_other(tmp_path, capsys):
     parts = [
         part("fine", "print('text'); import sys; print('noise', file=sys.stderr)"),
         part("failing", "raise SystemExit(3)"),
         part("hanging", "import time; time.sleep(60)", limit_s=1),
     ]
     deadline = time.perf_counter() + 60
-    results = gpu_report.run_parts(parts, tmp_path, deadline, lambda part, ended: seen.append((part.name, ended)))
-    assert {name: result["result"] for name, result in results.items()} == dict(seen)
-    assert dict(seen) == {"fine": "passed", "failing": "failed", "hanging": "over 1 s"}
+    results = gpu_report.run_parts(parts, tmp_path, deadline)
+    ended = {name: result["result"] for name, result in results.items()}
+    assert ended == {"fine": "passed", "failing": "failed", "hanging": "over 1 s"}
+    said = capsys.readouterr().err.splitlines()
+    assert sorted(said) == ["Failing: failed", "Fine: passed", "Hanging: over 1 s"]
     assert (tmp_path / "fine.txt").read_text() == "text\n"
     assert (tmp_path / "fine.err").read_text() == "noise\n"
 
@@ -76,7 +88,7 @@ def test_what_a_part_has_started_ends_with_it(tmp_path):
     alive = tmp_path / "alive"
     grandchild = f"import pathlib, time\nwhile True:\n    pathlib.Path({str(alive)!r}).touch()\n    time.sleep(0.05)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
-    gpu_report.run_parts([part("parent", code, limit_s=3)], tmp_path, time.perf_counter() + 60, lambda *_: None)
+    gpu_report.run_parts([part("parent", code, limit_s=3)], tmp_path, time.perf_counter() + 60)
     alive.unlink()  # it was there
     time.sleep(0.3)
     assert not alive.exists()
@@ -84,7 +96,7 @@ def test_what_a_part_has_started_ends_with_it(tmp_path):
 
 def test_the_deadline_ends_every_part(tmp_path):
     sleeper = part("sleeper", "import time; time.sleep(60)", limit_s=50)
-    results = gpu_report.run_parts([sleeper], tmp_path, time.perf_counter() + 1, lambda *_: None)
+    results = gpu_report.run_parts([sleeper], tmp_path, time.perf_counter() + 1)
     assert results["sleeper"]["result"] == "over 1 s"
 
 
@@ -112,20 +124,19 @@ TRAIN = "".join(
 def stand_ins(monkeypatch):
     """Each part replaced by a short one that leaves the same files; one of two real tests fails."""
 
-    def plan(args, norms, dtype, out):
-        work = out / "work"
-        test = out / "test_two.py"
+    def plan(args, norms, dtype, work):
+        test = work / "test_two.py"
         test.write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
         pytest_command = (PYTHON, "-m", "pytest", "-q", str(test), "--junitxml", str(work / "contract.xml"))
         metrics = f"import pathlib; p = pathlib.Path({str(work)!r}) / 'train-torch'; p.mkdir(); "
-        return [
-            gpu_report.Part("contract", "Contract tests", pytest_command, 60),
+        checks = [
+            gpu_report.Part("contract", "Contract tests", 60, pytest_command),
             part("parity-float32", "print('parity table')"),
             part("parity-bfloat16", "import sys; print('bar\\rno such GPU', file=sys.stderr); sys.exit(2)"),
-        ], [
-            gpu_report.Part("bench", "Benchmark", (PYTHON, "-c", MAKE_BENCH, str(work / "bench")), 20),
-            part("train-torch", metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})", title=f"Training in {dtype}"),
         ]
+        bench = gpu_report.Part("bench", "Benchmark", 20, (PYTHON, "-c", MAKE_BENCH, str(work / "bench")))
+        training = metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})"
+        return [checks, [bench], [part("train-torch", training, title=f"Training in {dtype}")]]
 
     monkeypatch.setattr(gpu_report, "plan", plan)
     monkeypatch.setattr(gpu_report, "prepare", lambda *_: None)
@@ -147,7 +158,7 @@ def test_the_report_says_what_passed_and_what_did_not(command, tmp_path, stand_i
     assert (out / "bench.png").read_bytes() == b"picture"
 
     text = (out / "report.md").read_text()
-    assert "1 passed, 1 failed." in text
+    assert "1 passed, 1 failed, 0 skipped." in text
     assert "- test_bad" in text
     assert "| torch | 2,000 | 2.0000 | 4.5000 |" in text
     assert "| Training in bfloat16 | passed |" in text
