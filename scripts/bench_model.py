@@ -91,9 +91,9 @@ def main() -> None:
         checkpoint = args.ckpt or "SmolLM2-135M, random weights"
         print(f"{checkpoint}; norm {norm.description}; {args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
         say("machine")
-        limits = measure_limits(args.dtypes)
-        products = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in limits.products.items())
-        print(f"the machine reads {limits.bandwidth / 1e9:.1f} GB/s and multiplies matrices at {products}")
+        bandwidth, products = measure_limits(args.dtypes)
+        rates = ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {dtype}" for dtype, rate in products.items())
+        print(f"the machine reads {bandwidth / 1e9:.1f} GB/s and multiplies matrices at {rates}")
         if not model_parts.transformers:
             print("transformers is not installed (pip install transformers): ours alone, without ratios")
         print(HEAD, flush=True)
@@ -101,7 +101,7 @@ def main() -> None:
         for part, dtype in jobs:
             if part in args.parts:
                 say(f"{part} {dtype}")
-                for row in getattr(model_parts, part)(Setup(args, folder, norm, limits, dtype)):
+                for row in getattr(model_parts, part)(Setup(args, folder, norm, bandwidth, products, dtype)):
                     print(line(row), flush=True)
 
 

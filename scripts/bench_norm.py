@@ -29,10 +29,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import USAGE, Backend, InputError, kernel_errors
+from kernels import BACKENDS, DTYPES, USAGE, Backend, InputError, kernel_errors
 from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
 
-DTYPES = ["float32", "bfloat16", "float16"]
 PEERS = ["torch_fused", "layer_norm", "liger", "quack"]  # of scripts/peers.py, which imports torch
 CPU = {"widths": [256, 1024, 4096], "megabytes": 4, "dtype": "float32", "mode": "eager", "repeats": 10}
 GPU = {"widths": [1024, 2048, 4096, 8192, 16384], "megabytes": 64, "dtype": "bfloat16", "mode": "both", "repeats": 50}
@@ -87,7 +86,7 @@ def load_norms(names: str | None, device: torch.device) -> Norms:
     Raises InputError for a norm that the user names and that can't run, and if none is left.
     """
     norms = {}
-    for name in ["reference", "torch", "compile", "triton", *peers.installed()] if names is None else names_in(names):
+    for name in [*BACKENDS, *peers.installed()] if names is None else names_in(names):
         try:
             norm = peers.load(name, device)
         except InputError as error:
@@ -251,8 +250,7 @@ def main() -> None:
     make_folder("--out", args.out)
     results = measure_all(args, norms, device)
 
-    triton = getattr(sys.modules.get("triton"), "__version__", "not imported")
-    machine = f"{describe(device)}, triton {triton}"
+    machine = f"{describe(device)}, triton {getattr(sys.modules.get('triton'), '__version__', 'not imported')}"
     arguments = {name: str(value) for name, value in vars(args).items()}
     result = {"machine": machine, "arguments": arguments, "results": results}
     (args.out / "norm.json").write_text(json.dumps(result, indent=1) + "\n")

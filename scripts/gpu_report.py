@@ -144,12 +144,9 @@ def collect(results: dict[str, dict[str, Any]], out: Path) -> None:
     work = out / "work"
     if (work / "contract.xml").exists():
         cases = list(ElementTree.parse(work / "contract.xml").iter("testcase"))
-        failed = [
-            case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None
-        ]
+        bad = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
         skipped = sum(case.find("skipped") is not None for case in cases)
-        passed = len(cases) - len(failed) - skipped
-        results["contract"] |= {"passed": passed, "skipped": skipped, "failed": failed}
+        results["contract"] |= {"passed": len(cases) - len(bad) - skipped, "skipped": skipped, "failed": bad}
     for name, file in FIGURES.items():
         if (work / name / f"{file}.png").exists():  # drawn after the figures are written
             results[name]["figures"] = json.loads((work / name / f"{file}.json").read_text())
@@ -203,8 +200,8 @@ def main() -> None:
     shutil.rmtree(out / "work", ignore_errors=True)  # no figure of an earlier run may pass for one of this
     for folder in (out, out / "logs", out / "work"):
         make_folder("--out", folder)
-    vocab_size = LlamaConfig.load(args.config).vocab_size
-    prepare(args.data, vocab_size, Path("out/data"))  # once, before several runs want it at the same time
+    # Once, before several runs want it at the same time.
+    prepare(args.data, LlamaConfig.load(args.config).vocab_size, Path("out/data"))
 
     started, results = time.perf_counter(), {}
     with tqdm(plan(args, norms, dtype, out / "work"), unit="group", disable=None) as bar:
@@ -212,13 +209,12 @@ def main() -> None:
             bar.set_description(", ".join(part.title for part in group))
             results |= run_parts(group, out / "logs", started + DEADLINE_S)
     collect(results, out)
+    shutil.rmtree(out / "work")
     machine = f"{describe(device)}, Python {platform.python_version()}"
-    seconds = round(time.perf_counter() - started, 1)
-    report = {"machine": machine, "seconds": seconds, "parts": results}
+    report = {"machine": machine, "seconds": round(time.perf_counter() - started, 1), "parts": results}
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     write_markdown(results, machine, out)
-    shutil.rmtree(out / "work")
-    say(f"wrote {out / 'report.md'}, in {seconds:.0f} s")
+    say(f"wrote {out / 'report.md'}, in {report['seconds']:.0f} s")
     failed = [result["title"] for result in results.values() if result["result"] != "passed"]
     print("failed: " + "; ".join(failed) if failed else "every part passed")
     sys.exit(1 if failed else 0)

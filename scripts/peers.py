@@ -90,13 +90,11 @@ def load(name: str, device: torch.device) -> Backend:
     Raises InputError if a peer's package is missing or has no kernels for `device`.
     """
     short = name.removeprefix("scripts.peers:")
-    if short not in PEERS:
-        return load_backend(name, device)
-    if PEERS[short]:
-        _fetch(*PEERS[short])
+    if package := PEERS.get(short):
+        _fetch(*package)
         if device.type != "cuda":
             raise InputError(f"norm '{name}': its kernels take GPU tensors and the device is '{device}'; leave it out")
-    return load_backend(f"scripts.peers:{short}", device)
+    return load_backend(f"scripts.peers:{short}" if short in PEERS else name, device)
 
 
 @functools.cache  # looked up once, so that timed calls don't pay for it

@@ -17,13 +17,6 @@ UNITS = {"s": 1.0, "ms": 1e-3, "MB": 1e6}  # in seconds or bytes
 HEAD = f"{'':34}{'dtype':12}{'ours':>32}{'theirs':>32}{'theirs/ours':>22}"
 
 
-class Limits(NamedTuple):
-    """The best that the CPU did."""
-
-    bandwidth: float  # bytes read per second
-    products: dict[str, float]  # FLOP/s of a matrix product, by dtype
-
-
 class Row(NamedTuple):
     """One line of the table. Less is better."""
 
@@ -45,15 +38,15 @@ def describe(device: torch.device) -> str:
     return f"{name}, {platform.machine()}, torch {torch.__version__}"
 
 
-def measure_limits(dtypes: list[str]) -> Limits:
-    """The bandwidth of reading 256 MB, and the rate of a matrix product in each dtype: the fastest of 5 calls."""
+def measure_limits(dtypes: list[str]) -> tuple[float, dict[str, float]]:
+    """Bytes per second of reading 256 MB, and FLOP/s of a matrix product by dtype: the fastest of 5 calls."""
     large = torch.ones(2**26)  # not zeros: Linux would back them all with one page of memory
     bandwidth = large.nbytes / min(seconds(large.sum) for _ in range(5))
     products, n = {}, 1024
     for dtype in dtypes:
         a, b = (torch.ones(n, n, dtype=getattr(torch, dtype)) for _ in range(2))
         products[dtype] = 2 * n**3 / min(seconds(lambda a=a, b=b: a @ b.T) for _ in range(5))  # b as a layer's weight
-    return Limits(bandwidth, products)
+    return bandwidth, products
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 import subprocess
 import sys
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -30,10 +29,10 @@ from model.config import LlamaConfig
 from model.json_file import read_object
 from model.llama import Llama, summed_loss
 from model.training.flops import forward_flops, training_flops
-from scripts.bench.measuring import Limits, Result, Row, in_turn, seconds
+from scripts.bench.measuring import Result, Row, in_turn, seconds
 from train import parameter_groups
 
-transformers: Any = importlib.import_module("transformers") if find_spec("transformers") else None
+transformers: Any = importlib.import_module("transformers") if importlib.util.find_spec("transformers") else None
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CPU = torch.device("cpu")
@@ -53,7 +52,8 @@ class Setup(NamedTuple):
     args: Namespace
     folder: Path  # of the checkpoint
     norm: Backend  # of our model
-    limits: Limits
+    bandwidth: float  # of reading memory, in bytes per second
+    products: dict[str, float]  # FLOP/s of a matrix product, by dtype
     dtype: str
 
     def in_turn(self, **calls: Callable[[], Result]) -> dict[str, list[Result]]:
@@ -61,7 +61,7 @@ class Setup(NamedTuple):
         return in_turn(calls if transformers else {"ours": calls["ours"]}, self.args.repeats)
 
     def flop_rate(self, rate: float) -> str:
-        return f"{rate / 1e9:.0f} GFLOP/s, {rate / self.limits.products[self.dtype]:.0%} of a matrix product's"
+        return f"{rate / 1e9:.0f} GFLOP/s, {rate / self.products[self.dtype]:.0%} of a matrix product's"
 
 
 @lru_cache(maxsize=1)  # for all parts in one dtype
@@ -69,7 +69,7 @@ def load_models(folder: Path, norm: Backend, dtype: str) -> tuple[Llama, Any]:
     """Ours, and transformers' LlamaForCausalLM or None: the same weights in one dtype."""
     ours, theirs = load_checkpoint(folder, norm, CPU, getattr(torch, dtype)), None
     if transformers:
-        theirs = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     return ours, theirs
 
 
@@ -136,7 +136,8 @@ def generate(model: Any, ids: Tensor, n: int) -> tuple[list[int], float]:
 @torch.inference_mode()
 def prefill(setup: Setup) -> list[Row]:
     ours, theirs = load_models(setup.folder, setup.norm, setup.dtype)
-    n, ids = setup.args.prefill, random_ids(ours, setup.args.prefill)
+    n = setup.args.prefill
+    ids = random_ids(ours, n)
     times = setup.in_turn(
         ours=lambda: seconds(lambda: Ours(ours, ours, n).step(ids)),
         theirs=lambda: seconds(lambda: Theirs(theirs).step(ids)),
@@ -160,7 +161,7 @@ def decode(setup: Setup) -> list[Row]:
     times = {name: [took / (n - 1) for _, took in result] for name, result in results.items()}
     middle = median(times["ours"])
     rate = bytes_per_token(ours) / middle
-    share = f"{rate / 1e9:.1f} GB/s of weights, {rate / setup.limits.bandwidth:.0%} of the bandwidth"
+    share = f"{rate / 1e9:.1f} GB/s of weights, {rate / setup.bandwidth:.0%} of the bandwidth"
     rows = [Row("decode, a token", setup.dtype, "ms", times, f"{1 / middle:.1f} tokens/s, {share}")]
     if theirs:
         (tokens, _), (their_tokens, _) = results["ours"][-1], results["generate"][-1]

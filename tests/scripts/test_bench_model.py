@@ -16,7 +16,7 @@ import train
 from kernels import InputError, load_backend
 from scripts import bench_model
 from scripts.bench import model_parts
-from scripts.bench.measuring import HEAD, Limits
+from scripts.bench.measuring import HEAD
 from scripts.bench.model_parts import Ours, Theirs, decode_greedily, generate
 from tests.helpers import CPU
 from tests.scripts.commands import help_of
@@ -37,7 +37,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(model_parts, "SMOLLM2_135M", shape)
     monkeypatch.setattr(model_parts, "TRAINED", model_parts.TRAINED | TINY)
     monkeypatch.setattr(model_parts, "BATCH", (2, 16))
-    limits = Limits(10e9, dict.fromkeys(bench_model.DTYPES, 100e9))
+    limits = (10e9, dict.fromkeys(bench_model.DTYPES, 100e9))
     monkeypatch.setattr(bench_model, "measure_limits", lambda dtypes: limits)
     model_parts.load_models.cache_clear()
 
