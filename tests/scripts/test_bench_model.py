@@ -76,6 +76,22 @@ def test_a_run_says_what_it_ran_on(command, folder):
     assert second == bench_model.describe(CPU)
 
 
+def test_each_way_to_decode_has_its_own_time(command, monkeypatch):
+    def greedily(text, ids, n):
+        return [1, 2, 3, 4], 3.0 if isinstance(text, Ours) else 6.0
+
+    monkeypatch.setattr(model_parts, "decode_greedily", greedily)
+    monkeypatch.setattr(model_parts, "generate", lambda model, ids, n: ([1, 2, 9, 4], 12.0))
+    _, out, _ = command(bench_model.main, *SHORT, "--parts", "decode", "--dtypes", "float32")
+    loop, by_generate = out.splitlines()[-2:]
+    for row, theirs, ratio in ((loop, "2000", "2.00"), (by_generate, "4000", "4.00")):  # three tokens are timed
+        ours, theirs, ratio = (f"{number} [{number}, {number}]" for number in ("1000", theirs, ratio))
+        assert f"{ours} ms" in row
+        assert f"{theirs} ms" in row
+        assert f" {ratio} " in row
+    assert by_generate.endswith("3 of 4 tokens are the same")
+
+
 @torch.inference_mode()
 def test_all_three_decode_the_same_tokens(pair):
     ours, theirs = pair
@@ -179,6 +195,9 @@ def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
         ("peak memory of loading", "file's F32"), ("peak memory with a first token", "file's F32"),
     ]  # fmt: skip
     assert all(row.count("[") == 3 for row in rows)
+    assert [row.count(" ms ") for row in rows] == [2, 2, 0, 0]
+    assert [row.count(" MB ") for row in rows] == [0, 0, 2, 2]
+    assert [row.endswith(" times the file of 0 MB") for row in rows] == [False, False, True, True]
 
 
 def test_generate_py_starts_on_the_cpu(command, folder, monkeypatch):
