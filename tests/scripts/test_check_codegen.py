@@ -12,10 +12,10 @@ pytest.importorskip("triton", reason="triton is made for Linux alone")
 import triton
 
 from scripts import check_codegen
-from scripts.codegen import assembly, offline_gpu
+from scripts.codegen import assembly, targets
 from tests.helpers import ROOT
 
-KNOWN = [name for name, gpu in offline_gpu.TARGETS.items() if offline_gpu.version_of(triton) >= gpu.since]
+KNOWN = [name for name, gpu in targets.TARGETS.items() if targets.version_of(triton) >= gpu.since]
 TARGETS = [name for name in ("sm_90", "gfx942") if name in KNOWN]
 
 
