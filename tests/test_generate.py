@@ -18,8 +18,7 @@ from model.llama import Llama
 from model.tokenizer import load_tokenizer
 from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
-from tests.helpers import CPU
-from tests.model.test_generation import greedy
+from tests.helpers import CPU, greedy
 
 PROMPT = "once\n  upon 🙂"
 

@@ -121,7 +121,7 @@ def test_widths_and_positions_are_read_from_amd_assembly():
 
 @pytest.mark.parametrize(
     ("option", "value", "found"),
-    [("--targets", "sm_90,sm_91", "no target is called 'sm_91'"), ("--widths", "0", "'0' is no whole number above 0")],
+    [("--targets", "sm_90,sm_91", "no target is called 'sm_91'"), ("--widths", "0", "'0' is not a positive integer")],
 )
 def test_bad_input_is_one_line(command, option, value, found):
     code, _, err = command(check_codegen.main, option, value)
