@@ -34,23 +34,19 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError, kernel_errors
 from model.cli import Parser, make_folder, positive, run, say, whole_numbers
-from scripts.codegen.assembly import Access, accesses_of, instructions_of, registers_of
-from scripts.codegen.offline_gpu import CASES, N_ROWS, SHAPE, TARGETS, Launch, launches_of, version_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
+from scripts.codegen.targets import CASES, N_ROWS, SHAPE, TARGETS, version_of
 
 MAX_THREADS = 1024  # of a block, on all of them
 MARGIN = 1.01  # times the floor
@@ -61,30 +57,31 @@ PASSES = ("forward", "add_forward", "backward", "add_backward")
 WIDTHS = sorted([2**i for i in range(6, 18)] + [768, 1000, 1001, 5120, 8191, 14336, 32767, 40000])  # not all aligned
 
 
-class Kernel(NamedTuple):
-    """One compiled kernel, and what was found in it."""
+@dataclass
+class Kernel:
+    """One compiled kernel, and what was found in it; the defaults are those of one that could not be compiled."""
 
     target: str
     step: str
     case: str
     width: int
-    name: str
-    tile: str
-    warps: int
-    registers: int
-    spill: str
-    shared: int
-    bits: int  # the narrowest access to a tensor of x's size
-    row_bits: int  # and to the weight or the partial sums
-    float64: int
-    floor: float
-    moved: float
-    sums: float
-    asked: float
-    faults: tuple[str, ...]
+    name: str = "?"
+    tile: str = "?"
+    warps: int = 0
+    registers: int = 0
+    spill: str = ""
+    shared: int = 0
+    bits: int = 0  # the narrowest access to a tensor of x's size
+    row_bits: int = 0  # and to the weight or the partial sums
+    float64: int = 0
+    floor: float = 0
+    moved: float = 0
+    sums: float = 0
+    asked: float = 0
+    faults: list[str] = field(default_factory=list)
 
 
-def names_of(table: dict[str, Any] | tuple[str, ...], what: str) -> Callable[[str], list[str]]:
+def names_of(table: Iterable[str], what: str) -> Callable[[str], list[str]]:
     """An argparse type: comma-separated names out of `table`."""
 
     def parse(text: str) -> list[str]:
@@ -98,7 +95,7 @@ def names_of(table: dict[str, Any] | tuple[str, ...], what: str) -> Callable[[st
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split("\n")[0])
+    parser = Parser(__doc__)
     add, few, plain = parser.add_argument, ",".join(map(str, FEW_WIDTHS)), ",".join(PLAIN)
     add("--targets", type=names_of(TARGETS, "target"), help=f"of {','.join(TARGETS)} (default: all that Triton knows)")
     add("--cases", type=names_of(CASES, "case"), help=f"dtypes and options (default: {','.join(CASES)})")
@@ -110,30 +107,37 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
+if __name__ == "__main__":
+    run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
+
+import torch
+from tqdm import tqdm
+
+from scripts.codegen.assembly import Access, accesses_of, instructions_of, registers_of
+from scripts.codegen.offline_gpu import Launch, launches_of
+
+
 def set_cache(folder: str) -> None:
     os.environ["TRITON_CACHE_DIR"] = folder
 
 
 def compile_and_check(target: str, case_name: str, width: int, steps: list[str]) -> list[Kernel]:
     """All kernels of these passes."""
-    import torch
-
     found = []
     for step in steps:
-        blank = Kernel(target, step, case_name, width, "?", "?", *[0] * 2, "", *[0] * 8, ())
+        call = {"target": target, "step": step, "case": case_name, "width": width}
         try:
             launches, floor, again = launches_of(step, target, CASES[case_name], width)
-            kernels = [inspect(launch, target, step, case_name, width, floor) for launch in launches]
+            kernels = [inspect(launch, floor=floor, **call) for launch in launches] or [Kernel(**call, name="nothing")]
             moved = sum(kernel.moved for kernel in kernels)
             aligned = width * getattr(torch, CASES[case_name].x).itemsize % 16 == 0
             most = floor if width <= (READ_ONCE if aligned else READ_ONCE // 2) else floor + again
             if not floor / MARGIN <= moved <= most * MARGIN:
                 fault = f"moves {moved:.2f} bytes an element, and the floor is {floor:.2f}, the most {most:.2f}"
-                *kernels, last = kernels or [blank._replace(name="nothing")]
-                kernels.append(last._replace(faults=(*last.faults, fault)))
+                kernels[-1].faults.append(fault)
         except (*kernel_errors(), subprocess.SubprocessError) as error:  # a finding about the kernel as well
             fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            kernels = [blank._replace(faults=(fault,))]
+            kernels = [Kernel(**call, faults=[fault])]
         found += kernels
     return found
 
@@ -208,9 +212,10 @@ def inspect(launch: Launch, target: str, step: str, case: str, width: int, floor
         return min((bits for name, bits in narrowest.items() if kinds.get(name) in wanted), default=0)
 
     return Kernel(
-        target, step, case, width, launch.name, tile, compiled.metadata.num_warps, registers, spill,
-        compiled.metadata.shared, least_of("tile"), least_of("row", "sums"), float64, floor, moved, sums, asked,
-        tuple(faults),
+        target, step, case, width, name=launch.name, tile=tile, warps=compiled.metadata.num_warps,
+        registers=registers, spill=spill, shared=compiled.metadata.shared, bits=least_of("tile"),
+        row_bits=least_of("row", "sums"), float64=float64, floor=floor, moved=moved, sums=sums, asked=asked,
+        faults=faults,
     )  # fmt: skip
 
 
@@ -260,7 +265,6 @@ def main() -> None:
         raise InputError("the package triton is not installed; pip install triton, which is made for Linux")
     os.environ["TRITON_INTERPRET"] = "0"  # before any process imports it
     import triton
-    from tqdm import tqdm
 
     known = [name for name, gpu in TARGETS.items() if version_of(triton) >= gpu.since]
     if missing := [name for name in args.targets or TARGETS if name not in known]:
@@ -295,7 +299,7 @@ def main() -> None:
     order = [list(PASSES), list(CASES), sorted(widths), list(TARGETS)]
     found.sort(key=lambda k: [row.index(v) for row, v in zip(order, (k.step, k.case, k.width, k.target), strict=True)])
     if args.json:
-        result = {"triton": triton.__version__, "kernels": [kernel._asdict() for kernel in found]}
+        result = {"triton": triton.__version__, "kernels": [asdict(kernel) for kernel in found]}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
     for step in args.passes:

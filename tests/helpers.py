@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.llama import Llama
+
 ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
 TEXT = "".join(f"def f{i % 7}(x):\n    return x + {i % 10}\n\n" for i in range(400))
@@ -23,6 +25,9 @@ TRAINED = {
     "vocab_size": 290,
 }
 
+# float32 logits lie at the end of 3 layers of 7 products and the head, each a sum of up to 80 terms whose roundings
+# add up at random: 22 * sqrt(80) * 2^-24 of the largest logit.
+FLOAT32_BOUND = 22 * 80**0.5 * 2**-24
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is made for Linux alone")
 
@@ -47,3 +52,26 @@ def metrics_of(folder):
 
 def losses(metrics):
     return [line["loss"] for line in metrics]
+
+
+def greedy(model: Llama, ids: list[int], n_new: int, n_ids: int | None = None) -> list[int]:
+    """Every token from a forward over all tokens before it, without a cache."""
+    ids = list(ids)
+    with torch.no_grad():
+        for _ in range(n_new):
+            ids.append(model(torch.tensor([ids]))[0, -1, :n_ids].argmax().item())
+    return ids[-n_new:]
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
+def texts(rows) -> list[list[int]]:
+    """New ids of each prompt, from the rows that generate yields."""
+    columns = zip(*rows, strict=True)
+    return [[id for id in column if id is not None] for column in columns]
+
+
+def relative(difference, logits):
+    return (difference.abs().max() / logits.abs().max()).item()

@@ -29,7 +29,7 @@ FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenize
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(__doc__.split(":")[0])
+    parser = Parser(__doc__)
     parser.add_argument("out", type=Path, help="directory to write; one that holds the model already is left alone")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of the weights")
     return parser.parse_args()

@@ -18,8 +18,7 @@ from model.llama import Llama
 from model.tokenizer import load_tokenizer
 from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
-from tests.helpers import CPU
-from tests.model.test_generation import greedy
+from tests.helpers import CPU, greedy
 
 PROMPT = "once\n  upon 🙂"
 
@@ -179,7 +178,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, che
 
 
 def test_the_context_is_filled_and_not_passed(write, checkpoint):
-    """C03: the last position is 63."""
+    """The last position is 63."""
     n_prompt = len(load_tokenizer(checkpoint).encode(PROMPT, bos=True))
     arguments = ["--prompt", PROMPT, "--temperature", 0, "--max-new-tokens"]
     code, out, err = write(*arguments, 1000)
@@ -227,7 +226,7 @@ def test_samples_differ_and_each_is_the_run_of_its_own_seed(write):
 
 @pytest.mark.parametrize("ids", [5, [2, 5], [5, None], None])
 def test_generation_config_may_name_more_end_ids(write, checkpoint, tmp_path, ids):
-    """C14: the union of both files and the tokenizer; here the sixth greedy token takes the place of 5."""
+    """The union of both files and the tokenizer; here the sixth greedy token takes the place of 5."""
     model, tokenizer = load(checkpoint)
     new = greedy(model, [tokenizer.bos_id], 20)
     ids = new[5] if ids == 5 else [new[5] if id == 5 else id for id in ids] if ids else ids

@@ -78,7 +78,7 @@ def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(trained, wor
     assert f"\n{name} is not LLaMA's RMSNorm" in stderr
     assert f"`python generate.py --ckpt out/model --norm {name}`" in stderr
     for their_class in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
-        with pytest.raises((ValueError, TypeError), match=r"rmsllama|rms_norm_eps"):
+        with pytest.raises(Exception, match=r"rmsllama|rms_norm_eps"):
             their_class.from_pretrained(workplace / "out/model")
     write = ["--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 2]
     code, stdout, stderr = command(generate.main, *write)

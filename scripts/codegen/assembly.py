@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import tempfile
@@ -34,73 +35,92 @@ def accesses_of(launch: Launch) -> list[Access]:
 
     Raises ValueError at what can't be counted, and where a tensor is read back with no barrier after it was stored to.
     """
-    lines = launch.compiled.asm["ttir"].splitlines()
-    source = launch.compiled.src
-    known = {name for name in launch.args if source.signature.get(name, "constexpr") == "constexpr"}
-    known |= set(source.constants)  # where Triton 3.2 has the arguments that are 1
-    runtime = [name for name in source.fn.arg_names if name not in known]
-    positions = dict(re.match(r"(#loc\d*) = (.*)", line).groups() for line in lines if line.startswith("#loc"))
-    arguments, origin, constants, loops, found, stored = {}, {}, {}, [], [], set()
-
-    def position(text: str) -> tuple[int, int] | None:
-        if place := re.search(r'\.py":(\d+):(\d+)', text):
-            return int(place[1]), int(place[2])
-        inner = re.search(r"#loc\d*", text)
-        return position(positions[inner[0]]) if inner and inner[0] in positions else None
-
-    def value(name: str) -> tuple[int, bool]:
-        """A bound of a loop, and whether it is known only at launch."""
-        if name in arguments:
-            return int(launch.args[arguments[name]]), True
-        if name in constants:
-            return constants[name], False
-        raise ValueError(f"can't count a loop to {name}, which the kernel computes")
-
-    for line in map(str.strip, lines):
-        if unknown := re.search(r"\b(tt\.atomic\w*|tt\.\w*descriptor\w*|tt\.call|scf\.while|scf\.if|cf\.\w+)", line):
-            raise ValueError(f"can't count {unknown[0]}")
-        if line.startswith("}"):
-            loops.pop()
-        if line.startswith("tt.func"):
-            names = re.findall(r"(%\w+): ", line)
-            arguments = dict(zip(names, runtime, strict=True))
-        elif result := re.match(r"(%\w+)(?::\d+)? = (.*)", line):
-            name, operation = result.groups()
-            if constant := re.match(r"arith\.constant (-?\d+) : i\d+", operation):
-                constants[name] = int(constant[1])
-            elif operand := re.search(r"%\w+", operation):
-                origin[name] = operand[0]
-        if loop := re.search(r"scf\.for %\w+ = (%\w+) to (%\w+) step (%\w+)", line):
-            (first, _), (last, late), (step, _) = map(value, loop.groups())
-            origin |= dict(re.findall(r"(%\w+) = (%\w+)", line.partition("iter_args")[2]))
-            trips = -(-(last - first) // step)
-            loops.append((trips, 1) if late else (1, trips))
-        elif line.endswith("{"):
-            loops.append((1, 1))
+    reader = _Reader(launch)
+    found, stored = [], set()
+    for line in map(str.strip, launch.compiled.asm["ttir"].splitlines()):
+        reader.follow(line)
         if re.search(r"\b(gpu|ttg|tt)\.\w*barrier\b", line):
             stored.clear()
-        if access := re.search(r"tt\.(load|store) (%\w+).*: (?:tensor<((?:\d+x)+))?!tt\.ptr<[a-z]+(\d+)", line):
-            pointer = access[2]
-            while pointer not in arguments:
-                pointer = origin[pointer]
-            shape = tuple(int(size) for size in re.findall(r"\d+", access[3] or "1x1x"))
-            if len(shape) != 2:
-                raise ValueError(f"can't count an access of shape {shape}; expected rows and columns")
-            rows, cols = 1, 1
-            for row_trips, col_trips in loops:
-                rows, cols = rows * row_trips, cols * col_trips
-            place = position(line.rpartition("loc(")[2])
-            is_store = access[1] == "store"
-            if is_store:
-                stored.add(arguments[pointer])
-            elif arguments[pointer] in stored:
-                raise ValueError(f"{arguments[pointer]} is read back with no barrier after it was stored to")
-            found.append(Access(is_store, arguments[pointer], int(access[4]), shape, rows, cols, place))
+        access = reader.access_in(line)
+        if access is None:
+            continue
+        if access.store:
+            stored.add(access.pointer)
+        elif access.pointer in stored:
+            raise ValueError(f"{access.pointer} is read back with no barrier after it was stored to")
+        found.append(access)
     return found
 
 
+class _Reader:
+    """Where the values of a kernel's intermediate code come from, and the loops around the line being read."""
+
+    def __init__(self, launch: Launch) -> None:
+        source = launch.compiled.src
+        constants = {name for name in launch.args if source.signature.get(name, "constexpr") == "constexpr"}
+        constants |= set(source.constants)  # where Triton 3.2 has the arguments that are 1
+        self.parameters = [name for name in source.fn.arg_names if name not in constants]
+        self.args = launch.args
+        self.positions = dict(re.findall(r"^(#loc\d*) = (.*)", launch.compiled.asm["ttir"], re.MULTILINE))
+        self.arguments: dict[str, str] = {}  # a value of the code -> the kernel's name for it
+        self.origin: dict[str, str] = {}  # a value -> the first operand of what computes it
+        self.constants: dict[str, int] = {}
+        self.loops: list[tuple[int, int]] = []  # trips to a number given at launch, and to one known to the compiler
+
+    def follow(self, line: str) -> None:
+        """Note what the line defines, and the loop that it begins or ends."""
+        if unknown := re.search(r"\b(tt\.atomic\w*|tt\.\w*descriptor\w*|tt\.call|scf\.while|scf\.if|cf\.\w+)", line):
+            raise ValueError(f"can't count {unknown[0]}")
+        if line.startswith("}"):
+            self.loops.pop()
+        if line.startswith("tt.func"):
+            self.arguments = dict(zip(re.findall(r"(%\w+): ", line), self.parameters, strict=True))
+        elif result := re.match(r"(%\w+)(?::\d+)? = (.*)", line):
+            name, operation = result.groups()
+            if constant := re.match(r"arith\.constant (-?\d+) : i\d+", operation):
+                self.constants[name] = int(constant[1])
+            elif operand := re.search(r"%\w+", operation):
+                self.origin[name] = operand[0]
+        if loop := re.search(r"scf\.for %\w+ = (%\w+) to (%\w+) step (%\w+)", line):
+            self.origin |= dict(re.findall(r"(%\w+) = (%\w+)", line.partition("iter_args")[2]))
+            first, last, step = map(self.bound, loop.groups())
+            trips = -(-(last - first) // step)
+            self.loops.append((trips, 1) if loop[2] in self.arguments else (1, trips))
+        elif line.endswith("{"):
+            self.loops.append((1, 1))
+
+    def bound(self, value: str) -> int:
+        """A bound of a loop."""
+        if value in self.arguments:
+            return int(self.args[self.arguments[value]])
+        if value in self.constants:
+            return self.constants[value]
+        raise ValueError(f"can't count a loop to {value}, which the kernel computes")
+
+    def access_in(self, line: str) -> Access | None:
+        access = re.search(r"tt\.(load|store) (%\w+).*: (?:tensor<((?:\d+x)+))?!tt\.ptr<[a-z]+(\d+)", line)
+        if access is None:
+            return None
+        pointer = access[2]
+        while pointer not in self.arguments:
+            pointer = self.origin[pointer]
+        shape = tuple(int(size) for size in re.findall(r"\d+", access[3] or "1x1x"))
+        if len(shape) != 2:
+            raise ValueError(f"can't count an access of shape {shape}; expected rows and columns")
+        row_steps, col_steps = (math.prod(trips) for trips in zip(*self.loops, strict=True))
+        place = self.position(line.rpartition("loc(")[2])
+        return Access(access[1] == "store", self.arguments[pointer], int(access[4]), shape, row_steps, col_steps, place)
+
+    def position(self, text: str) -> tuple[int, int] | None:
+        """Line and column of the source that a location of the code stands for; a helper's own, where one is called."""
+        if place := re.search(r'\.py":(\d+):(\d+)', text):
+            return int(place[1]), int(place[2])
+        inner = re.search(r"#loc\d*", text)
+        return self.position(self.positions[inner[0]]) if inner and inner[0] in self.positions else None
+
+
 def instructions_of(assembly: str) -> Iterator[tuple[bool, int, tuple[int, int] | None]]:
-    """Of each access to global memory in PTX or AMD's assembly: whether it stores, its bits, its source position."""
+    """Each access to global memory in PTX or AMD's assembly: True for a store, its bits, and its source position."""
     ptx = re.compile(r"\b(ld|st)\.\S*global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s")
     ptx_copy = re.compile(r"cp\.async\.c[ag]\S*\s+\[[^]]*\],\s*\[[^]]*\],\s*(\w+)")
     amd = re.compile(r"\b(?:global|buffer|flat)_(load|store)_(?:lds_)?[us]?(byte|short|dword)(?:x(\d))?")
@@ -127,7 +147,7 @@ def registers_of(compiled: Any) -> tuple[int, str]:
     """Registers a thread, and in words what was spilled."""
     if "amdgcn" in compiled.asm:
         keys = ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size")
-        found = [int(re.search(rf"\.{key}: +(\d+)", compiled.asm["amdgcn"])[1]) for key in keys]
+        found = [int(_groups(rf"\.{key}: +(\d+)", compiled.asm["amdgcn"])[0]) for key in keys]
         words = "spills {} vector and {} scalar registers, {} bytes of scratch".format(*found[1:])
         return found[0], words if found[1] or found[3] else ""  # scalar ones alone go to vector ones, not to memory
     import triton
@@ -141,9 +161,16 @@ def registers_of(compiled: Any) -> tuple[int, str]:
             command = [str(tools / tool), *options, file.name]
             return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-        registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", output_of("cuobjdump", "-res-usage")).groups()
+        registers, stack = _groups(r"REG:(\d+) STACK:(\d+)", output_of("cuobjdump", "-res-usage"))
         if stack == "0":  # nothing lies in local memory without a frame, and nvdisasm takes a second
             return int(registers), ""
         code = output_of("nvdisasm", "-c")
     stores, loads = (len(re.findall(rf"\b{name}\b", code)) for name in ("STL", "LDL"))
     return int(registers), f"spills {stack} bytes, {stores} stores and {loads} loads"
+
+
+def _groups(pattern: str, text: str) -> tuple[str, ...]:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"found no {pattern} in what the compiler says of a kernel")
+    return found.groups()

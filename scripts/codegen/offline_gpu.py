@@ -3,63 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
+import torch
 
-    import torch
+from scripts.codegen.targets import SHAPE, TARGETS, Case
 
-SHAPE = (8, 2048)  # of the rows: few enough for partial sums to show
-N_ROWS = SHAPE[0] * SHAPE[1]
 EPS = 1e-5
-
-
-class Target(NamedTuple):
-    backend: str
-    arch: int | str
-    warp_size: int
-    multiprocessors: int  # of the GPU in the comment; the launcher asks for them
-    shared: int  # bytes that a block may have: NVIDIA's cuda/__device/arch_traits.h, LLVM's AMDGPU guide
-    since: tuple[int, int]  # the first Triton whose wheel compiles for it
-
-
-TARGETS = {
-    "sm_80": Target("cuda", 80, 32, 108, 163 * 1024, (3, 2)),  # A100
-    "sm_90": Target("cuda", 90, 32, 132, 227 * 1024, (3, 2)),  # H100
-    "sm_100": Target("cuda", 100, 32, 148, 227 * 1024, (3, 3)),  # B200
-    "sm_120": Target("cuda", 120, 32, 170, 99 * 1024, (3, 3)),  # GeForce RTX 5090
-    "gfx942": Target("hip", "gfx942", 64, 304, 64 * 1024, (3, 3)),  # MI300X
-}
-
-
-class Case(NamedTuple):
-    """The dtypes of a call, and its options."""
-
-    x: str
-    residual: str
-    weight: str | None
-    unit_offset: bool = False
-    round_once: bool = False
-    frozen: bool = False  # nobody wants dweight
-    strided: bool = False  # axes swapped, so that a row is found by two strides
-
-
-CASES = {
-    "bfloat16": Case("bfloat16", "bfloat16", "bfloat16"),
-    "float16": Case("float16", "float16", "float16"),
-    "float32": Case("float32", "float32", "float32"),
-    "mixed": Case("bfloat16", "bfloat16", "float32"),
-    "autocast": Case("bfloat16", "float32", "float32"),
-    "gemma": Case("bfloat16", "bfloat16", "bfloat16", unit_offset=True, round_once=True),
-    "no-weight": Case("bfloat16", "bfloat16", None),
-    "frozen": Case("bfloat16", "bfloat16", "bfloat16", frozen=True),
-    "strided": Case("bfloat16", "bfloat16", "bfloat16", strided=True),
-}
 
 
 class Launch(NamedTuple):
@@ -88,8 +41,6 @@ class FakeDriver:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        import torch
-
         return torch.device("meta")
 
 
@@ -112,14 +63,13 @@ class CompileOnly:
 
 def kernels_for(target: str) -> ModuleType:
     """The kernels' module, whose launchers from now on compile for `target`."""
-    os.environ["TRITON_INTERPRET"] = "0"  # before the import
+    os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
-    import torch
     from triton.runtime import driver
 
     from kernels import triton_rms_norm
 
-    driver.set_active(FakeDriver(target))
+    driver.set_active(FakeDriver(target))  # pyright: ignore[reportArgumentType]  (only what a compilation asks for)
     gpu = TARGETS[target]
     properties = SimpleNamespace(multi_processor_count=gpu.multiprocessors, warp_size=gpu.warp_size)
     torch.cuda.get_device_properties = lambda _: properties
@@ -128,10 +78,11 @@ def kernels_for(target: str) -> ModuleType:
 
 
 def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[Launch], float, float]:
-    """The kernels that a pass would launch, compiled; the fewest bytes an element that it must move; and how many more
-    it moves where a row is too wide for one tile, so that forward reads h twice, and backward h and dy."""
-    import torch
+    """The compiled kernels of a pass, its floor, and what it may read again, both in bytes an element.
 
+    The floor is the least that it must move. Rows too wide for one tile are read again: h in forward, h and dy in
+    backward.
+    """
     kernels, CompileOnly.launches = kernels_for(target), []
 
     def rows(*names: str) -> list[torch.Tensor]:
@@ -160,7 +111,3 @@ def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[La
         tensors = [wide] * (3 if dh is None else 4)
     floor = sum(dtype.itemsize for dtype in tensors) + rstd.itemsize / width
     return CompileOnly.launches, floor, wide.itemsize * (1 if step.endswith("forward") else 2)
-
-
-def version_of(triton: ModuleType) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])

@@ -73,7 +73,7 @@ def assert_within(bound, found, expected):
     assert found.shape == expected.shape, f"found shape {found.shape}, expected {expected.shape}"
     error, bound = np.abs(found - expected), np.broadcast_to(exact(torch.as_tensor(bound)), expected.shape)
     if not (error <= bound).all():
-        worst = np.unravel_index(np.argmax(error - bound), error.shape)  # that of a NaN, if there is one
+        worst = tuple(map(int, np.unravel_index(np.argmax(error - bound), error.shape)))  # a NaN comes first
         raise AssertionError(f"found {found[worst]} at {worst}, expected {expected[worst]} within {bound[worst]}")
 
 

@@ -23,6 +23,7 @@ WRONG_NORMS = {
     faults.rounding_in_the_other_order: (contract.half_precision_rounds_before_the_weight, torch.bfloat16),
     faults.mean_removed_as_well: (contract.the_mean_is_not_removed,),
     faults.strides_ignored: (contract.strides_change_nothing, "slice of a fused projection"),
+    faults.nan: (contract.values_are_the_formula, torch.float32, (7, 48)),
     faults.columns_beyond_a_power_of_two_ignored: (contract.any_width, 4097),
 }
 WRONG_GRADIENTS = {

@@ -47,10 +47,6 @@ def eps_ten_times_smaller(x, weight, eps):
     return reference.rms_norm(x, weight, eps / 10)
 
 
-def nan(x, weight, eps):
-    return x * torch.nan
-
-
 def one_element_wrong(x, weight, eps):
     return reference.rms_norm(x, weight, eps).index_fill(-1, torch.tensor([x.shape[-1] - 1]), 0)
 
@@ -72,7 +68,7 @@ OTHERS = [
     weight_plus_one,
     eps_ten_times_larger,
     eps_ten_times_smaller,
-    nan,
+    faults.nan,
     one_element_wrong,
     of_another_shape,
 ]
@@ -105,8 +101,9 @@ def test_another_norm_is_not_the_formula(norm, hidden_size, eps):
     assert not is_the_formula(right._replace(add_rms_norm=add_then(norm)), hidden_size, eps, CPU)
 
 
-@SIZES
+@pytest.mark.parametrize(("hidden_size", "eps"), [(48, 3e-3), (768, 1e-6), (16384, 1e-5)])
 def test_the_layer_norm_among_the_peers_is_not_the_formula(hidden_size, eps):
+    """In rows as wide as the last, random numbers alone have next to no mean."""
     assert not is_the_formula(kernels.load_backend("scripts.peers:layer_norm", CPU), hidden_size, eps, CPU)
 
 

@@ -64,7 +64,7 @@ def test_attention_is_the_formula_in_float64(attention, span):
 @pytest.mark.parametrize("cached", [False, True])
 @torch.no_grad()
 def test_query_heads_read_kv_heads_in_groups(config, n_heads, n_kv_heads, reads, cached, span):
-    """C13: with kv head i filled with the value i, a query head's output names the head it read."""
+    """With kv head i filled with the value i, a query head's output names the head it read."""
     config = replace(config, num_attention_heads=n_heads, num_key_value_heads=n_kv_heads, hidden_size=12 * n_heads)
     attention = Attention(config).double()
     torch.nn.init.eye_(attention.o_proj.weight)
@@ -81,7 +81,7 @@ def test_query_heads_read_kv_heads_in_groups(config, n_heads, n_kv_heads, reads,
 @pytest.mark.parametrize(("before", "new"), [(5, 1), (0, 1), (5, 3), (1, 2), (0, 4), (9, 4)])
 @torch.no_grad()
 def test_query_i_sees_keys_up_to_its_own_position(config, averaging, before, new, span):
-    """C01: of S keys and T queries, query i sees the keys j <= i + S - T, so a single one sees them all."""
+    """With S keys and T queries, query i sees the keys j <= i + S - T, so a single one sees them all."""
     x = torch.randn(2, before + new, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     cache = cache_for(config)
     if before:

@@ -1,6 +1,7 @@
 """model/cli.py: errors of one line, and the choice of device and dtype."""
 
 import argparse
+import ast
 import os
 import subprocess
 import sys
@@ -145,21 +146,25 @@ def test_backend_arguments_take_the_dtypes_that_the_command_computes_in(command)
     assert "float16" in err
 
 
-@pytest.mark.parametrize(
-    ("script", "text"),
-    [
-        ("train.py", "RMSNorm: reference, torch, compile, triton, auto, or your own"),
-        ("generate.py", "RMSNorm: reference, torch, compile, triton, auto, or your own"),
-        ("scripts/prepare_data.py", "python, shakespeare, a UTF-8 text file or a folder"),
-    ],
-)
-def test_help_lists_the_choices_without_importing_torch(tmp_path, script, text):
+COMMANDS = [path for path in [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py")] if "run(main)" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", [*COMMANDS, ROOT / "model/checkpoint/__main__.py"], ids=lambda path: path.name)
+def test_help_shows_the_whole_docstring_and_the_norms_without_importing_torch(tmp_path, path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch is imported')")
     result = subprocess.run(
-        [sys.executable, ROOT / script, "--help"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "COLUMNS": "80"},
+        [sys.executable, *(["-m", "model.checkpoint"] if path.name == "__main__.py" else [path]), "--help"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "COLUMNS": "80"},
         capture_output=True,
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert text in " ".join(result.stdout.split())
+    shown = " ".join(result.stdout.split())
+    assert " ".join(ast.get_docstring(ast.parse(path.read_text())).split()) in shown
+    assert str(ROOT) not in shown
+    if "--norms" in shown or "generate.py" in path.name or "train.py" in path.name:
+        assert "reference, torch, compile, triton, auto, or your own" in shown
+
+
+def test_the_commands_are_found():
+    assert {path.name for path in COMMANDS} >= {"train.py", "generate.py", "plan.py", "loss_parity.py", "bench_norm.py"}

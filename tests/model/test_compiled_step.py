@@ -8,10 +8,10 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from kernels import InputError
+from kernels.torch_version import TORCH_2_13
 from model.compiled_step import BLOCK, compile_step, warm_up
 from model.generation import generate
-from tests.model.test_generation import likeliest, texts
-from tests.model.test_llama import FLOAT32_BOUND, relative
+from tests.helpers import FLOAT32_BOUND, likeliest, relative, texts
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 KINDS = {
@@ -57,7 +57,7 @@ def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
 def test_half_precision_strays_no_further_than_the_model_does(long, make_model, norm):
     """From the float64 logits; both round at the same places, but for sums in another order."""
     model = make_model(long, norm).to(torch.bfloat16)
-    if torch.__version__ < "2.13":
+    if not TORCH_2_13:
         with pytest.raises(InputError, match="half precision"):
             compile_step(model)
         return

@@ -9,22 +9,10 @@ import torch
 from kernels import InputError
 from model.generation import generate, sample
 from model.llama import Llama
+from tests.helpers import greedy, likeliest, texts
 
 LOGITS = [0.3, -1.0, 2.0, 0.9, -0.2, 1.4, -3.0]
 TIED = [1.0, 0.0, 1.0, 0.0, 1.0, -1.0]
-
-
-def greedy(model: Llama, ids: list[int], n_new: int, n_ids: int | None = None) -> list[int]:
-    """Every token from a forward over all tokens before it, without a cache."""
-    ids = list(ids)
-    with torch.no_grad():
-        for _ in range(n_new):
-            ids.append(model(torch.tensor([ids]))[0, -1, :n_ids].argmax().item())
-    return ids[-n_new:]
-
-
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(-1)
 
 
 def allowed(logits: list[float], temperature: float, top_k: int, top_p: float) -> dict[int, float]:
@@ -81,12 +69,6 @@ def test_temperature_0_takes_the_likeliest_and_draws_nothing():
 def test_a_tiny_temperature_takes_the_likeliest(temperature, dtype):
     logits = torch.tensor([LOGITS, LOGITS[::-1]], dtype=dtype) * 100
     assert sample(logits, temperature, 0, 1.0, torch.Generator().manual_seed(0)).tolist() == [2, 4]
-
-
-def texts(rows) -> list[list[int]]:
-    """The ids of each prompt, of what generate yields."""
-    columns = zip(*rows, strict=True)
-    return [[id for id in column if id is not None] for column in columns]
 
 
 def varied(model: Llama, n_new: int) -> tuple[list[int], list[int]]:

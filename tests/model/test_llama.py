@@ -11,11 +11,8 @@ import kernels
 from model.checkpoint.load import to_file_name
 from model.llama import Llama
 from model.norm import RMSNorm
-from tests.helpers import CPU
+from tests.helpers import CPU, FLOAT32_BOUND, relative
 
-# float32 logits lie at the end of 3 layers of 7 products and the head, each a sum of up to 80 terms whose roundings
-# add up at random: 22 * sqrt(80) * 2^-24 of the largest logit.
-FLOAT32_BOUND = 22 * 80**0.5 * 2**-24
 # In half precision the same operations give the same bits: 0 % of the logits differ, as measured. An attention kernel
 # that sums in another order may flip a last bit, which then reaches the logits of its position and those after it.
 # Another order of rounding in the norms flips bits everywhere: 80 %.
@@ -39,10 +36,6 @@ def transformers_logits(model, tokens):
         weights["lm_head.weight"] = model.embed_tokens.weight
     theirs.load_state_dict(weights)
     return theirs(tokens).logits
-
-
-def relative(difference, logits):
-    return (difference.abs().max() / logits.abs().max()).item()
 
 
 def share(ours, theirs):

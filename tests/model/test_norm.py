@@ -11,6 +11,7 @@ from model.checkpoint.load import to_file_name
 from model.llama import checkpoint_layers
 from model.norm import RMSNorm, input_mean_squares
 from tests.helpers import CPU, needs_triton
+from tests.kernels import contract
 
 
 @pytest.fixture
@@ -51,9 +52,7 @@ def test_module_prints_what_it_computes(norm):
 
 
 def test_every_sub_layer_owns_its_norm(config, make_model):
-    model = make_model(config)
-    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
-    assert len({norm.weight.data_ptr() for norm in norms}) == 2 * config.num_hidden_layers + 1
+    contract.every_sub_layer_owns_its_norm(make_model(config))
 
 
 def test_every_norm_has_the_eps_of_the_config(config, make_model):
