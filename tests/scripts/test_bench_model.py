@@ -19,7 +19,6 @@ from scripts.bench import model_parts
 from scripts.bench.measuring import HEAD
 from scripts.bench.model_parts import Ours, Theirs, decode_greedily, generate
 from tests.helpers import CPU
-from tests.scripts.commands import help_of
 
 TINY = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -235,9 +234,3 @@ def test_bad_arguments_end_in_one_line(command, arguments, wanted):
     code, _, err = command(bench_model.main, *arguments)
     assert code == 2
     assert wanted in err.splitlines()[-1]
-
-
-def test_help_comes_without_importing_torch(tmp_path):
-    text = help_of("bench_model.py", tmp_path)
-    assert "Without --ckpt the model has the shape of SmolLM2-135M" in text  # the whole docstring
-    assert "(default: prefill,decode,context,cache,train,load,start)" in text

@@ -12,7 +12,6 @@ import train
 from scripts import bench_norm, gpu_report, loss_parity
 from scripts.bench.measuring import describe
 from tests.helpers import CPU, ROOT
-from tests.scripts.commands import help_of
 
 PYTHON = sys.executable
 
@@ -188,9 +187,3 @@ def test_without_a_gpu_it_says_so(command, tmp_path, monkeypatch):
     assert (code, stderr.count("\n")) == (2, 1)
     assert "there is no GPU here" in stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_help_comes_without_importing_torch(tmp_path):
-    text = help_of("gpu_report.py", tmp_path)
-    assert "The whole takes 8 minutes at most" in text  # the whole docstring
-    assert "(default: configs/tiny.json)" in text
