@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ CONTROLS = ("control_columns", "control_blocks", "control_division")
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--norms", default="reference,torch,triton", help=f"compared with the reference, comma-separated: {USAGE}")
+    norms = "reference,torch,triton" if find_spec("triton") else "reference,torch"  # Triton exists on Linux alone
+    add("--norms", default=norms, help=f"compared with the reference, comma-separated: {USAGE}")
     add("--steps", type=positive(int), default=100, help="optimizer steps of each run")
     add("--out", default="out/parity", help="folder for the runs, parity.json and parity.png")
     add("--config", help="the model's shape, a config.json (default: configs/tiny.json)")

@@ -18,7 +18,7 @@ from model.llama import Llama
 from model.tokenizer import load_tokenizer
 from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
-from tests.helpers import CPU, greedy
+from tests.helpers import CPU, greedy, needs_triton
 
 PROMPT = "once\n  upon 🙂"
 
@@ -63,7 +63,7 @@ def changed(checkpoint: Path, folder: Path, **values) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("norm", ["reference", "torch", "triton"])
+@pytest.mark.parametrize("norm", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
 @pytest.mark.parametrize("prompt", [PROMPT, ""])
 def test_every_norm_writes_prompt_and_greedy_text_to_stdout_alone(write, checkpoint, prompt, norm):
     code, out, err = write("--prompt", prompt, "--temperature", 0, "--norm", norm)

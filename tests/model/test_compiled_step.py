@@ -11,7 +11,7 @@ from kernels import InputError
 from kernels.torch_version import TORCH_2_13
 from model.compiled_step import BLOCK, compile_step, warm_up
 from model.generation import generate
-from tests.helpers import FLOAT32_BOUND, likeliest, relative, texts
+from tests.helpers import FLOAT32_BOUND, likeliest, needs_triton, relative, texts
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 KINDS = {
@@ -53,7 +53,7 @@ def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
             assert relative(found - expected, expected) < FLOAT32_BOUND
 
 
-@pytest.mark.parametrize("norm", ["torch", "triton"])
+@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
 def test_half_precision_strays_no_further_than_the_model_does(long, make_model, norm):
     """From the float64 logits; both round at the same places, but for sums in another order."""
     model = make_model(long, norm).to(torch.bfloat16)

@@ -11,7 +11,7 @@ import kernels
 from model.checkpoint.load import to_file_name
 from model.llama import Llama
 from model.norm import RMSNorm
-from tests.helpers import CPU, FLOAT32_BOUND, relative
+from tests.helpers import CPU, FLOAT32_BOUND, needs_triton, relative
 
 # In half precision the same operations give the same bits: 0 % of the logits differ, as measured. An attention kernel
 # that sums in another order may flip a last bit, which then reaches the logits of its position and those after it.
@@ -75,7 +75,7 @@ def test_another_order_of_rounding_would_be_caught(config, make_model, tokens, d
     assert share(model(tokens), theirs) > OTHER_ORDER
 
 
-@pytest.mark.parametrize("norm", ["torch", "triton"])
+@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
 @torch.no_grad()
 def test_every_backend_gives_the_logits_of_the_reference(config, make_model, tokens, norm):
     expected = make_model(config)(tokens)

@@ -11,7 +11,7 @@ import torch
 
 import kernels
 from scripts import loss_parity
-from tests.helpers import CPU
+from tests.helpers import CPU, needs_triton
 from tests.kernels import contract
 from tests.kernels.contract import EPS, rows, weights
 from tests.model.training import runs
@@ -205,6 +205,7 @@ class Forked:
     returncode = property(poll)
 
 
+@needs_triton
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatch, command, dtype):
     monkeypatch.chdir(tmp_path)
@@ -233,6 +234,13 @@ def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatc
         assert json.loads((tmp_path / f"parity/{name}/run.json").read_text())["dtype"] == dtype
     assert result["verdicts"]["impostor"]["first_step_over"] == 0
     assert (tmp_path / "parity/parity.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("found", "norms"), [(object(), "reference,torch,triton"), (None, "reference,torch")])
+def test_triton_is_compared_where_it_is_installed(monkeypatch, found, norms):
+    monkeypatch.setattr(loss_parity, "find_spec", lambda name: found)
+    monkeypatch.setattr("sys.argv", ["loss_parity.py"])
+    assert loss_parity.parse_args().norms == norms
 
 
 @pytest.mark.parametrize("norms", ["", "reference", "control_blocks", "torch,nope"])

@@ -20,7 +20,7 @@ from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.training.flops import forward_flops
 from scripts.plan import count, fake_forward, main, saved_bytes, table
-from tests.helpers import CPU, ROOT
+from tests.helpers import CPU, ROOT, needs_triton
 
 CONFIGS = ROOT / "configs"
 RUN = {
@@ -96,7 +96,7 @@ def measure(model, dtype):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("norm", ["torch", "reference", "triton"])
+@pytest.mark.parametrize("norm", ["torch", "reference", pytest.param("triton", marks=needs_triton)])
 def test_what_is_planned_is_what_a_real_model_keeps_and_what_is_left_after_its_forward(
     config, norm, dtype, checkpointed
 ):
@@ -132,7 +132,7 @@ def test_saved_storages_are_counted_once_and_parameters_not_at_all():
     assert saved_bytes(lambda: F.linear(x, weight).sigmoid().sum() + x[1].cos().sum(), [weight]) == 4 * (2 * 3 + 2 * 4)
 
 
-@pytest.mark.parametrize("norm", ["torch", "triton"])
+@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
 def test_checkpointed_layers_give_the_same_gradients(config, make_model, norm):
     gradients = []
     for checkpointed in (False, True):
