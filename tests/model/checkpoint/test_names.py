@@ -123,7 +123,7 @@ def test_a_vocabulary_of_minus_one_is_that_of_the_embedding():
         ({"dim": True}, ["hidden_size is true"]),
     ],
 )
-def test_what_cant_be_honoured_is_refused_with_the_files_path(tmp_path, config, make_model, changed, named):
+def test_what_cannot_be_honoured_is_refused_with_the_files_path(tmp_path, config, make_model, changed, named):
     write(tmp_path, published(make_model(config)), PARAMS | changed)
     with pytest.raises(InputError) as refusal:
         load(tmp_path)
