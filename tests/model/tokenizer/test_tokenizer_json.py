@@ -243,7 +243,7 @@ def test_without_the_package_one_line_says_what_to_install(folder, monkeypatch):
 
 
 class Panic(BaseException):
-    """Like pyo3's PanicException, which can't be imported."""
+    """Like pyo3's PanicException, which cannot be imported."""
 
 
 @pytest.mark.parametrize(
