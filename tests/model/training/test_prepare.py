@@ -246,7 +246,7 @@ def test_an_unreachable_server_is_an_input_error(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as bound:  # but not listening, so a connection is refused
         bound.bind(("127.0.0.1", 0))
-        with pytest.raises(InputError, match="can't be fetched"):
+        with pytest.raises(InputError, match="cannot be fetched"):
             fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", SHA256, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
