@@ -84,9 +84,7 @@ def check_norm(folder: str | Path, config: LlamaConfig, name: str) -> None:
     It is not taken from the config instead, since importing a function that a file names runs code.
     """
     if config.norm is not None and config.norm != name:
-        raise InputError(
-            f"{folder} has the norm {config.norm}, which is not RMSNorm, and --norm is {name}; use --norm {config.norm}"
-        )
+        raise InputError(f"--norm is {name}; expected {config.norm}, the norm of {folder}, which is not RMSNorm")
 
 
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:

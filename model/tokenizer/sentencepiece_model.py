@@ -41,14 +41,16 @@ class SentencePieceTokenizer(Tokenizer):
         self.drops_space = model.normalize("a").startswith(SPACE)
         self._bytes = {id: int(piece[1:-1], 16) for id, piece in enumerate(pieces) if model.is_byte(id)}  # <0x0A> is 10
         self._byte_ids = {byte: id for id, byte in self._bytes.items()}
-        for key, own in (("bos_token", model.bos_id()), ("eos_token", model.eos_id())):
-            if key not in config.names and own >= 0:  # -1 means none
-                self.token_names[key] = pieces[own]
-        self.bos_id, self.eos_id = self._special_id("bos_token"), self._special_id("eos_token")
+        self.bos_id = self._special_id("bos_token", config, model.bos_id())
+        self.eos_id = self._special_id("eos_token", config, model.eos_id())
         self.adds_bos = self.bos_id is not None and config.add_bos is not False
 
-    def _special_id(self, key: str) -> int | None:
-        name = self.token_names.get(key)
+    def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
+        """The id of the token that the checkpoint gives this key, or else the model's `own`, where -1 means none."""
+        if key not in config.names and own >= 0:
+            self.token_names[key] = self._model.id_to_piece(own)
+            return own
+        name = config.names.get(key)
         if name is None:
             return None
         ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
@@ -124,10 +126,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         )
     except RuntimeError as error:
         if vocab_size < 260 or "Vocabulary size is smaller than required_chars" in str(error):
-            raise InputError(
-                f"a vocabulary of {vocab_size} pieces is too small for this text; expected room for 256 bytes, "
-                "3 special tokens and the common characters; raise --vocab-size"
-            ) from error
+            room = "256 bytes, 3 special tokens and the common characters; raise --vocab-size"
+            raise InputError(f"a vocabulary of {vocab_size} pieces is too small; expected room for {room}") from error
         raise InputError(f"no tokenizer can be trained on this text; expected words in it ({error})") from error
     return SentencePieceTokenizer(proto.getvalue())
 

@@ -16,11 +16,13 @@ from model.tokenizer.files import FLAGS, AddedToken, TokenizerConfig
 try:
     import tokenizers
 except ImportError as error:
-    raise InputError(
-        "a tokenizer.json needs the package tokenizers; install it with: pip install tokenizers"
-    ) from error
+    raise InputError("tokenizer.json needs the package tokenizers; install it with: pip install tokenizers") from error
 
 DECODERS = re.compile("ByteLevel|Replace( ByteFallback)?( Fuse( Strip)?)?")  # LLaMA 3's, and sentencepiece's
+DECODER_STEPS = {
+    "Replace": {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    "Strip": {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+}
 BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
 # GPT-2's alphabet for bytes: printable ones stand for themselves, the others for characters from U+0100 on.
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -82,10 +84,8 @@ class JsonTokenizer(Tokenizer):
         """The types of the decoder's steps. Raises InputError unless they are LLaMA 3's or sentencepiece's."""
         steps = _steps(self._spec.get("decoder"))
         kinds = [str(step.get("type")) for step in steps]
-        known = DECODERS.fullmatch(" ".join(kinds))
-        spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-        strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        if not known or (kinds[0] == "Replace" and steps[0] != spaces) or (kinds[-1] == "Strip" and steps[-1] != strip):
+        strange = [step for kind, step in zip(kinds, steps, strict=True) if step != DECODER_STEPS.get(kind, step)]
+        if strange or not DECODERS.fullmatch(" ".join(kinds)):
             raise InputError(
                 f"{self._path}: its decoder is {', '.join(kinds) or 'null'}; expected ByteLevel, or "
                 "sentencepiece's Replace, ByteFallback, Fuse and Strip, which LLaMA's tokenizers have"

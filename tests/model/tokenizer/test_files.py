@@ -32,8 +32,11 @@ def test_the_template_file_wins_over_the_config(tmp_path):
 
 def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_path):
     older = {"added_tokens": {"<old>": 5, "<sep>": 6}, "special_tokens_map": {"sep_token": "<sep>"}}
-    config = load(tmp_path, tokenizer_config={"bos_token": "<b>"}, **older)
-    assert config.added == [AddedToken(5, "<old>", False, normalized=True), AddedToken(6, "<sep>", True)]
+    older["added_tokens"] |= {"<more>": 7, "<extra>": 8}
+    older["special_tokens_map"]["additional_special_tokens"] = ["<more>"]
+    config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "extra_special_tokens": {"x": "<extra>"}}, **older)
+    controls = [AddedToken(6, "<sep>", True), AddedToken(7, "<more>", True), AddedToken(8, "<extra>", True)]
+    assert config.added == [AddedToken(5, "<old>", False, normalized=True), *controls]
     assert config.names == {"bos_token": "<b>", "sep_token": "<sep>"}
     decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "added_tokens_decoder": decoder})
