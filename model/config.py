@@ -1,17 +1,17 @@
-"""The shape of a LLaMA, read from config.json. What can't be honoured is refused by name."""
+"""The shape of a LLaMA, read from config.json. What cannot be honoured is refused by name."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernels import InputError
-from model.json_file import read_object, show
+from model.json_file import errors_in, expect, read_object, show
 
 # Keys that change no logits: bookkeeping, settings of training and sampling, hints for other software.
 IRRELEVANT_KEYS = {
@@ -30,7 +30,7 @@ IRRELEVANT_KEYS = {
     "use_cache",
 }  # fmt: skip
 
-# Keys that would change the logits, and the values that don't: the usual one first, and always null.
+# Keys that would change the logits, and the values that do not: the usual one first, and always null.
 ONLY_VALUES = {
     "attention_dropout": [0.0],
     "compression_config": [None, {}],
@@ -42,24 +42,18 @@ ONLY_VALUES = {
     "rope_interleaved": [False],
 }
 
-# The defaults of transformers' MistralConfig.
-MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "sliding_window": 4096}
-
-# The last two are models whose norm is not RMSNorm. Other software doesn't know them, and so refuses them.
-MODEL_TYPES = ("llama", "mistral", "rmsllama", "rmsmistral")
-
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 # The keys that each kind of RoPE scaling needs, and those that it may have. model/rope.py computes them.
 ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     "default": (set(), set()),
-    "linear": ({"factor"}, {"original_max_position_embeddings"}),
-    "dynamic": ({"factor"}, {"original_max_position_embeddings"}),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}, set()),
+    "linear": ({"factor"}, {ORIGINAL_LENGTH}),
+    "dynamic": ({"factor"}, {ORIGINAL_LENGTH}),
+    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH}, set()),
     "yarn": (
         {"factor"},
-        {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-         "truncate"},
+        {ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     ),
-}  # fmt: skip
+}
 
 # Values of RoPE's keys that change nothing: transformers takes an mscale of 0 for none.
 NEUTRAL_IN_ROPE = {"partial_rotary_factor": 1, "mscale": 0, "mscale_all_dim": 0}
@@ -101,30 +95,24 @@ class LlamaConfig:
     @classmethod
     def load(cls, path: str | Path, rms_norm_eps: float | None = None) -> LlamaConfig:
         """Read config.json at `path`; `rms_norm_eps` overrides the file's. Raises InputError naming key and value."""
-        return cls.from_file_values(path, read_object(path), rms_norm_eps)
+        values = read_object(path)
+        with errors_in(path):
+            return cls.from_dict(values, rms_norm_eps)
 
     @classmethod
-    def from_file_values(cls, path: str | Path, values: dict[str, Any], rms_norm_eps: float | None) -> LlamaConfig:
-        """`from_dict` for values that were read at `path`; errors name it."""
-        if rms_norm_eps is not None:
-            values = values | {"rms_norm_eps": rms_norm_eps}
-        try:
-            return cls.from_dict(values)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LlamaConfig:
+    def from_dict(cls, values: dict[str, Any], rms_norm_eps: float | None = None) -> LlamaConfig:
         """Check the keys of a config.json and fill in what LLaMA's and Mistral's own configs leave out.
 
-        Raises InputError naming key and value.
+        `rms_norm_eps` overrides that of `values`. Raises InputError naming key and value.
         """
         values = {key: value for key, value in values.items() if key not in IRRELEVANT_KEYS}
+        if rms_norm_eps is not None:
+            values["rms_norm_eps"] = rms_norm_eps
         _take_model_type(values)
         for key, allowed in ONLY_VALUES.items():
             found = values.pop(key, None)
             if found is not None and found not in allowed:
-                raise InputError(f"{key} is {show(found)}; only {json.dumps(allowed[0])} is computed here")
+                raise InputError(f"{key} is {show(found)}; only {show(allowed[0])} is computed here")
         for key, check in CHECKS.items():
             if values.get(key) is not None:
                 values[key] = check(key, values[key])
@@ -135,26 +123,21 @@ class LlamaConfig:
             raise InputError(f"unknown key {show(unknown[0])}: {show(values[unknown[0]])}; remove it if it is harmless")
         values = {key: value for key, value in values.items() if value is not None}
         _fill_in_heads(values)
-        if "rms_norm_eps" not in values:
-            raise InputError("rms_norm_eps is missing; no default is safe: add the model's own, or use --norm-eps")
         for field in fields(cls):
             if field.default is MISSING and field.name not in values:
-                raise InputError(f"{field.name} is missing; expected it among config.json's keys")
-        config = cls(**values)
-        config._check_combinations()
-        return config
+                flag = ", or use --norm-eps" if field.name == "rms_norm_eps" else ""
+                raise InputError(f"{field.name} is missing; no default is safe: add the model's own{flag}")
+        return cls(**values)
 
-    def _check_combinations(self) -> None:
+    def __post_init__(self) -> None:
         n_heads, n_kv_heads = self.num_attention_heads, self.num_key_value_heads
         if n_heads % n_kv_heads:
-            raise InputError(f"num_attention_heads {n_heads} isn't divisible by num_key_value_heads {n_kv_heads}")
-        if self.head_dim % 2:
-            raise InputError(f"head_dim is {self.head_dim}; expected an even number, since RoPE rotates pairs")
+            raise InputError(f"num_attention_heads {n_heads} is not divisible by num_key_value_heads {n_kv_heads}")
+        expect(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number, since RoPE rotates pairs")
         kind = (self.rope_scaling or {}).get("rope_type")
-        if kind == "dynamic" and self.head_dim == 2:  # both formulas would divide by zero
-            raise InputError("head_dim is 2; rope_type dynamic needs more than one pair")
-        if kind == "yarn" and self.rope_theta <= 1:
-            raise InputError(f"rope_theta is {self.rope_theta}; rope_type yarn needs one above 1")
+        # Dynamic's and YaRN's formulas would divide by zero.
+        expect(kind != "dynamic" or self.head_dim > 2, "head_dim", self.head_dim, "at least 4 for rope_type dynamic")
+        expect(kind != "yarn" or self.rope_theta > 1, "rope_theta", self.rope_theta, "more than 1 for rope_type yarn")
 
     @property
     def context_length(self) -> int:
@@ -164,12 +147,11 @@ class LlamaConfig:
         scaling both readings of max_position_embeddings are in use, and the shorter one is safe.
         """
         scaling, length = self.rope_scaling or {}, self.max_position_embeddings
-        scaled = 0.0
-        if scaling.get("rope_type") == "dynamic":
-            scaled = length * scaling["factor"]
-        elif scaling.get("rope_type") == "yarn":
-            scaled = scaling.get("original_max_position_embeddings", length) * scaling["factor"]
-        return int(min(max(length, scaled), LONGEST_TEXT))
+        kind = scaling.get("rope_type")
+        if kind not in ("dynamic", "yarn"):
+            return length
+        original = scaling.get(ORIGINAL_LENGTH, length) if kind == "yarn" else length
+        return int(min(max(length, original * scaling["factor"]), LONGEST_TEXT))
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
@@ -202,42 +184,32 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-Check = Callable[[str, Any], Any]  # (key, value) -> the value as the config holds it; raises InputError
-
-
-def _positive(kind: type[int] | type[float], expected: str, largest: float = sys.float_info.max) -> Check:
+def _positive(kind: type[int] | type[float], largest: float, expected: str, key: str, value: Any) -> int | float:
     """A positive number; also from text like "1e-05", which is how some writers of JSON and YAML leave it."""
-
-    def check(key: str, value: Any) -> int | float:
-        try:
-            number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not 0 < number <= largest or (kind is int and not number.is_integer()):
-            raise InputError(f"{key} is {show(value)}; expected {expected}")
-        return value if isinstance(value, kind) else kind(number)
-
-    return check
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    expect(0 < number <= largest and (kind is float or number.is_integer()), key, value, expected)
+    return value if isinstance(value, kind) else kind(number)
 
 
-def _expect(expected: str, fits: Callable[[Any], bool]) -> Check:
-    """A value of the expected type, which Python doesn't ask for: the text "false" is true."""
-
-    def check(key: str, value: Any) -> Any:
-        if not fits(value):
-            raise InputError(f"{key} is {show(value)}; expected {expected}")
-        return value
-
-    return check
+def _fitting(fits: Callable[[Any], bool], expected: str, key: str, value: Any) -> Any:
+    """A value of the expected type, which Python does not ask for: the text "false" is true."""
+    expect(fits(value), key, value, expected)
+    return value
 
 
-_number, _integer = _positive(float, "a positive number"), _positive(int, "a positive integer")
-_size = _positive(int, f"a positive integer up to {LARGEST_SIZE}", LARGEST_SIZE)
-_length = _positive(int, f"a positive integer up to {LONGEST_TEXT}", LONGEST_TEXT)
-_flag = _expect("true or false", lambda value: isinstance(value, bool))
-_object = _expect("an object", lambda value: isinstance(value, dict))
+_number = partial(_positive, float, sys.float_info.max, "a positive number")
+_integer = partial(_positive, int, sys.float_info.max, "a positive integer")
+_size = partial(_positive, int, LARGEST_SIZE, f"a positive integer up to {LARGEST_SIZE}")
+_length = partial(_positive, int, LONGEST_TEXT, f"a positive integer up to {LONGEST_TEXT}")
+_flag = partial(_fitting, lambda value: isinstance(value, bool), "true or false")
+_object = partial(_fitting, lambda value: isinstance(value, dict), "an object")
+_end_ids = partial(_fitting, lambda value: all(map(is_id, as_list(value))), "a token id or a list of them")
+_function = partial(_fitting, lambda value: isinstance(value, str) and ":" in value, "package.module:function")
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as the config holds it
     **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"], _size),
     **dict.fromkeys(["num_attention_heads", "num_key_value_heads", "head_dim"], _size),
     **dict.fromkeys(["max_position_embeddings", "max_sequence_length"], _length),
@@ -245,17 +217,18 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], _flag),
     **dict.fromkeys(["rope_parameters", "rope_scaling"], _object),
     "sliding_window": _integer,
-    "bos_token_id": _expect("a token id", is_id),
-    "eos_token_id": _expect("a token id or a list of them", lambda value: all(map(is_id, as_list(value)))),
-    "norm": _expect("package.module:function", lambda value: isinstance(value, str) and ":" in value),
+    "bos_token_id": partial(_fitting, is_id, "a token id"),
+    "eos_token_id": _end_ids,
+    "norm": _function,
 }
-ROPE_CHECKS = {"original_max_position_embeddings": _integer, "truncate": _flag}  # the others are numbers
+ROPE_CHECKS = {ORIGINAL_LENGTH: _integer, "truncate": _flag}  # the others are numbers
 
 
 def _take_model_type(values: dict[str, Any]) -> None:
     """Bring model_type to llama or mistral, and the eps of another norm to rms_norm_eps; fill in Mistral's defaults."""
     model_type, norm = values.get("model_type", "llama"), values.get("norm")
-    if model_type not in MODEL_TYPES:
+    # The last two are models whose norm is not RMSNorm. Other software does not know them, and so refuses them.
+    if model_type not in ("llama", "mistral", "rmsllama", "rmsmistral"):
         raise InputError(f"model_type is {show(model_type)}; expected llama or mistral, which are computed here")
     family = values["model_type"] = model_type.removeprefix("rms")
     if family != model_type:
@@ -266,11 +239,11 @@ def _take_model_type(values: dict[str, Any]) -> None:
             values["rms_norm_eps"] = eps
     elif norm is not None:
         raise InputError(f"norm is {show(norm)}, and a {family} has RMSNorm; remove norm, or state rms{family}")
-    if family == "mistral":
-        for key, default in MISTRAL_DEFAULTS.items():
-            values.setdefault(key, default)
-    elif (window := values.get("sliding_window")) is not None:
-        raise InputError(f"sliding_window is {show(window)}, and a llama has none; expected null, or a mistral")
+    if family == "mistral":  # whose defaults are those of transformers' MistralConfig
+        values.setdefault("num_key_value_heads", 8)
+        values.setdefault("sliding_window", 4096)
+    window = values.get("sliding_window")
+    expect(window is None or family == "mistral", "sliding_window", window, "null for a llama; only a mistral has one")
 
 
 def _take_rope(values: dict[str, Any]) -> None:
@@ -281,12 +254,9 @@ def _take_rope(values: dict[str, Any]) -> None:
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
     if new and old and new != old:
         raise InputError(f"rope_parameters is {show(new)} and rope_scaling is {show(old)}; remove one of them")
-    key = "rope_parameters" if new else "rope_scaling"
-    rope = {name: value for name, value in (new or old).items() if value is not None}
+    key, given = ("rope_parameters", new) if new else ("rope_scaling", old)
+    rope = {name: value for name, value in given.items() if value not in (None, NEUTRAL_IN_ROPE.get(name))}
     rope.pop("finetuned", None)  # tells how the model was made
-    for name, neutral in NEUTRAL_IN_ROPE.items():
-        if rope.get(name) == neutral:
-            del rope[name]
 
     if "rope_theta" in rope:
         theta = _number("rope_theta", rope.pop("rope_theta"))
@@ -296,7 +266,7 @@ def _take_rope(values: dict[str, Any]) -> None:
 
     kind = rope.pop("rope_type", rope.get("type", "default"))
     if rope.pop("type", kind) != kind or kind not in list(ROPE_SCALING_KEYS):
-        raise InputError(f"{key} is {show(new or old)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
+        raise InputError(f"{key} is {show(given)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
     needed, possible = ROPE_SCALING_KEYS[kind]
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
@@ -304,7 +274,7 @@ def _take_rope(values: dict[str, Any]) -> None:
         raise InputError(f"{key} has {show(unknown[0])}: {show(rope[unknown[0]])}; rope_type {kind} has no such key")
     rope = {name: ROPE_CHECKS.get(name, _number)(f"{key}'s {name}", value) for name, value in rope.items()}
     if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
-        raise InputError(f"{key} is {show(new or old)}; expected low_freq_factor to be below high_freq_factor")
+        raise InputError(f"{key} is {show(given)}; expected low_freq_factor to be below high_freq_factor")
     if kind != "default":
         values["rope_scaling"] = {"rope_type": kind, **rope}
 
@@ -322,8 +292,7 @@ def _fill_in_heads(values: dict[str, Any]) -> None:
     width, n_heads = values.get("hidden_size"), values.get("num_attention_heads")
     if width is None or n_heads is None:
         return
+    if "head_dim" not in values and width % n_heads:
+        raise InputError(f"hidden_size {width} is not divisible by num_attention_heads {n_heads}; add a head_dim")
     values.setdefault("num_key_value_heads", n_heads)
-    if "head_dim" not in values:
-        if width % n_heads:
-            raise InputError(f"hidden_size {width} isn't divisible by num_attention_heads {n_heads}; add a head_dim")
-        values["head_dim"] = width // n_heads
+    values.setdefault("head_dim", width // n_heads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def read_file(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing; expected a file there") from error
     except OSError as error:
-        raise InputError(f"{path} can't be read ({error.strerror}); make it readable, or fetch it again") from error
+        raise InputError(f"{path} cannot be read ({error.strerror}); make it readable, or fetch it again") from error
 
 
 def decode_text(path: Path, content: bytes) -> str:
@@ -50,6 +52,21 @@ def parse_object(path: Path, content: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{path} holds a {type(found).__name__}; expected a JSON object")
     return found
+
+
+@contextmanager
+def errors_in(place: object) -> Iterator[None]:
+    """Put `place`, such as the path of the file that the block takes apart, before an InputError's message."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def expect(fits: bool, key: str, value: Any, expected: str) -> None:
+    """Raise InputError naming key and value, unless the value fits."""
+    if not fits:
+        raise InputError(f"{key} is {show(value)}; expected {expected}")
 
 
 def show(value: Any) -> str:

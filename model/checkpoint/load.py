@@ -1,7 +1,5 @@
 """Load a checkpoint directory: config.json and safetensors, in Hugging Face's, Meta's or Mistral's names.
 
-    python -m model.checkpoint DIR      show what a directory holds, without loading the weights
-
 Files are memory-mapped: a weight takes no memory before it is used, and none a second time. Pickles are never
 opened, since they can run code.
 """
@@ -12,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from kernels import Backend, InputError, load_backend
 from model.checkpoint.names import config_values, to_file_name, to_model_name, to_model_rows
 from model.cli import say
 from model.config import LlamaConfig, as_list, is_id
-from model.json_file import read_object
+from model.json_file import errors_in, expect, read_object
 from model.llama import Llama
 
 # Tensors that some files hold and the model computes from its config.
@@ -48,7 +46,7 @@ class Stored:
         try:
             return self.file.get_tensor(self.name)
         except (OSError, RuntimeError, SafetensorError) as error:  # RuntimeError: bytes that start between two numbers
-            raise InputError(f"{self.path}: {self.name} can't be read ({error}); fetch or write it again") from error
+            raise InputError(f"{self.path}: {self.name} cannot be read ({error}); fetch or write it again") from error
 
 
 def load_checkpoint(
@@ -62,7 +60,7 @@ def load_checkpoint(
 
     `dtype` None keeps the dtype of the files, and `rms_norm_eps` None the eps of the config. `norm` computes the norms;
     whoever calls checks that it is the formula that the config's `norm` names.
-    Raises InputError if a file is missing or damaged, or the tensors aren't exactly those of the config.
+    Raises InputError if a file is missing or damaged, or the tensors are not exactly those of the config.
     """
     folder = Path(folder)
     with ExitStack() as opened:
@@ -86,18 +84,14 @@ def check_norm(folder: str | Path, config: LlamaConfig, name: str) -> None:
     It is not taken from the config instead, since importing a function that a file names runs code.
     """
     if config.norm is not None and config.norm != name:
-        raise InputError(
-            f"{folder} has the norm {config.norm}, which is not RMSNorm, and --norm is {name}; use --norm {config.norm}"
-        )
+        raise InputError(f"--norm is {name}; expected {config.norm}, the norm of {folder}, which is not RMSNorm")
 
 
 def load_end_ids(folder: str | Path, config: LlamaConfig) -> set[int]:
     """The ids that end a text: those of config.json and of generation_config.json. Raises InputError."""
     path = Path(folder) / "generation_config.json"
     ids = as_list(read_object(path).get("eos_token_id")) if os.path.exists(path) else []
-    for id in ids:
-        if id is not None and not is_id(id):
-            raise InputError(f"{path}: eos_token_id holds {id!r}; expected a token id or a list of them")
+    expect(all(id is None or is_id(id) for id in ids), f"{path}: eos_token_id", ids, "a token id or a list of them")
     return config.end_ids() | set(ids) - {None}
 
 
@@ -116,6 +110,8 @@ def open_checkpoint(
             name = to_model_name(tensor.name)
             if ROTARY_BUFFER.search(name):
                 continue
+            if tensor.dtype not in DTYPES:
+                raise InputError(f"{path}: {tensor.name} is {tensor.dtype}; expected F32, F16 or BF16, not quantised")
             if first := stored.get(name):
                 raise InputError(f"{path}: {tensor.name} is also {first.name} of {first.path}; expected it once")
             stored[name] = tensor
@@ -133,17 +129,17 @@ def _weight_files(folder: Path) -> list[Path]:
             return _indexed_files(index)
     if files := sorted(folder.glob("consolidated*.safetensors")):
         return files
-    names = sorted(path.name for path in folder.iterdir())
-    if found := [name for name in names if name.endswith(".gguf")]:
-        raise InputError(
-            f"{folder} has no safetensors, but {found[0]}; convert it: transformers' AutoModelForCausalLM"
-            f'.from_pretrained(DIR, gguf_file="{found[0]}") and save_pretrained(NEW_DIR)'
-        )
-    if found := [name for name in names if name.endswith((".bin", ".pth", ".pt", ".ckpt"))]:
-        raise InputError(
-            f"{folder} has no safetensors, but {found[0]}, which isn't opened, since a pickle can run code; if you "
-            "trust it, torch.load it with weights_only=True and write its tensors with safetensors.torch.save_file"
-        )
+    for name in sorted(path.name for path in folder.iterdir()):
+        if name.endswith(".gguf"):
+            raise InputError(
+                f"{folder} has no safetensors, but {name}; convert it: transformers' AutoModelForCausalLM"
+                f'.from_pretrained(DIR, gguf_file="{name}") and save_pretrained(NEW_DIR)'
+            )
+        if name.endswith((".bin", ".pth", ".pt", ".ckpt")):
+            raise InputError(
+                f"{folder} has no safetensors, but {name}, which is not opened, since a pickle can run code; if you "
+                "trust it, torch.load it with weights_only=True and write its tensors with safetensors.torch.save_file"
+            )
     raise InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
 
 
@@ -183,30 +179,28 @@ def _what_is_wrong(path: Path) -> str:
 
 def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
     path, params = folder / "config.json", folder / "params.json"
-    if os.path.exists(path) or not os.path.exists(params):
-        values = read_object(path)
-    else:
-        path, embedding = params, stored.get("embed_tokens.weight")
-        try:
-            values = config_values(read_object(path), embedding.shape[0] if embedding else None)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-        values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
-    if rms_norm_eps is not None:
-        found = values.get("norm_eps", values.get("rms_norm_eps"))
-        say(f"rms_norm_eps {rms_norm_eps:g} overrides {'none' if found is None else found} of {path}")
-    return LlamaConfig.from_file_values(path, values, rms_norm_eps)
+    theirs = os.path.exists(params) and not os.path.exists(path)
+    path = params if theirs else path
+    values = read_object(path)
+    with errors_in(path):
+        if theirs:
+            embedding = stored.get("embed_tokens.weight")
+            values = config_values(values, embedding.shape[0] if embedding else None)
+            values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
+        if rms_norm_eps is not None:
+            found = values.get("norm_eps", values.get("rms_norm_eps"))
+            say(f"rms_norm_eps {rms_norm_eps:g} overrides {'none' if found is None else found} of {path}")
+        return LlamaConfig.from_dict(values, rms_norm_eps)
 
 
 def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path) -> None:
-    """Refuse dtypes that can't be computed with, and names and shapes that are not those of the config's model."""
-    for tensor in stored.values():
-        if tensor.dtype not in DTYPES:
-            raise InputError(f"{folder}: {tensor.name} is {tensor.dtype}; expected F32, F16 or BF16, not quantised")
+    """Refuse names and shapes that are not those of the config's model."""
     layers = {name.split(".")[1] for name in stored if name.startswith("layers.")}
     if len(layers) < config.num_hidden_layers:  # a damaged config may ask for a million of them
         raise InputError(f"{folder}: tensors are missing: {len(layers)} of {config.num_hidden_layers} layers are there")
-    shapes = _shapes(config)
+    with torch.device("meta"):
+        model = Llama(config, load_backend("reference", torch.device("cpu")))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
     if missing := sorted(shapes.keys() - stored.keys()):
@@ -218,19 +212,8 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path)
             raise InputError(f"{folder}: {tensor.name} has shape {tensor.shape}; the config asks for {shapes[name]}")
 
 
-def _shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor by the model's names, from a model of one layer, since all layers are alike."""
-    with torch.device("meta"):
-        model = Llama(replace(config, num_hidden_layers=1), load_backend("reference", torch.device("cpu")))
-    shapes = {}
-    for name, tensor in model.state_dict().items():
-        for i in range(config.num_hidden_layers if name.startswith("layers.") else 1):
-            shapes[name.replace("layers.0.", f"layers.{i}.", 1)] = tuple(tensor.shape)
-    return shapes
-
-
 def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
-    """Refuse matrices of different dtypes, which can't be multiplied. A norm's weight may have another dtype."""
+    """Refuse matrices of different dtypes, which cannot be multiplied. A norm's weight may have another dtype."""
     embedding = stored["embed_tokens.weight"]
     for name, tensor in stored.items():
         if not name.endswith("norm.weight") and tensor.dtype != embedding.dtype:

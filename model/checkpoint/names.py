@@ -10,9 +10,9 @@ from torch import Tensor
 
 from kernels import InputError
 from model.config import LlamaConfig
-from model.json_file import show
+from model.json_file import expect, show
 
-# Names are compared part by part, between the dots. A part that isn't listed is the same everywhere.
+# Names are compared part by part, between the dots. A part that is not listed is the same everywhere.
 # (in Hugging Face's files, in the model); their names begin with PREFIX, all but the head's
 PREFIX = "model."
 HUGGING_FACE = {
@@ -23,16 +23,10 @@ HUGGING_FACE = {
 }
 # (in Meta's and Mistral's files, in the model)
 META = {
-    "tok_embeddings": "embed_tokens",
-    "output": "lm_head",
-    "wq": "q_proj",
-    "wk": "k_proj",
-    "wv": "v_proj",
-    "wo": "o_proj",
-    "w1": "gate_proj",
-    "w2": "down_proj",
-    "w3": "up_proj",
-}
+    "tok_embeddings": "embed_tokens", "output": "lm_head",
+    "wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj",
+    "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
+}  # fmt: skip
 TO_MODEL = HUGGING_FACE | META
 TO_FILE = {ours: theirs for theirs, ours in HUGGING_FACE.items()}
 # PREFIX, and what torch.compile, DDP and FSDP put before a name
@@ -45,17 +39,11 @@ PARAMS = {
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
-    "rope_theta": "rope_theta",
-    "max_position_embeddings": "max_position_embeddings",
     "max_seq_len": "max_position_embeddings",
-    "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
+    **{key: key for key in ("head_dim", "vocab_size", "rope_theta", "max_position_embeddings", "sliding_window")},
 }
-# The default of max_seq_len in Meta's code, and the context of Mistral's first models; their files don't state it.
-META_CONTEXT, MISTRAL_CONTEXT = 2048, 32768
 
 
 def to_file_name(name: str) -> str:
@@ -71,11 +59,9 @@ def to_model_name(name: str) -> str:
 
 def to_model_rows(name: str, weight: Tensor, config: LlamaConfig) -> Tensor:
     """`weight` with its rows in the model's order, which is Hugging Face's; `name` is its name in the file."""
-    if name.endswith(("wq.weight", "wq.bias")):
-        return halves_from_pairs(weight, config.num_attention_heads)
-    if name.endswith(("wk.weight", "wk.bias")):
-        return halves_from_pairs(weight, config.num_key_value_heads)
-    return weight
+    n_heads = {"wq": config.num_attention_heads, "wk": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    return halves_from_pairs(weight, n_heads[part]) if part in n_heads else weight
 
 
 def halves_from_pairs(weight: Tensor, n_heads: int) -> Tensor:
@@ -95,25 +81,25 @@ def config_values(params: dict[str, Any], vocab_size: int | None) -> dict[str, A
     params = {key: value for key, value in params.items() if value is not None}
     if params.pop("use_scaled_rope", False):
         raise InputError(
-            "use_scaled_rope is true, and the factor isn't stated (8 in Llama 3.1, 32 in 3.2); put the config.json "
+            "use_scaled_rope is true, and the factor is not stated (8 in Llama 3.1, 32 in 3.2); put the config.json "
             "of the same model in Hugging Face's format beside it, which has it as rope_scaling"
         )
     if params.get("vocab_size") == -1:
         params["vocab_size"] = vocab_size
-    # Mistral states the width of the feed-forward; Meta states what it is computed from.
-    values: dict[str, Any] = {"max_position_embeddings": MISTRAL_CONTEXT if "hidden_dim" in params else META_CONTEXT}
+    # Mistral states the width of the feed-forward; Meta states what it is computed from. Neither needs to state the
+    # context: it is 32768 in Mistral's first models, and the default of max_seq_len in Meta's code.
+    values: dict[str, Any] = {"max_position_embeddings": 32768 if "hidden_dim" in params else 2048}
     multiple_of, multiplier = params.pop("multiple_of", None), params.pop("ffn_dim_multiplier", 1.0)
     if "hidden_dim" not in params and _is_number(params.get("dim")) and _is_number(multiple_of) and multiple_of >= 1:
-        if not _is_number(multiplier):
-            raise InputError(f"ffn_dim_multiplier is {show(multiplier)}; expected a number")
+        expect(_is_number(multiplier), "ffn_dim_multiplier", multiplier, "a number")
         # Meta's rule: two thirds of 4 dim, since SwiGLU has three matrices where others have two, rounded up
         width, multiple_of = int(multiplier * int(8 * params["dim"] / 3)), int(multiple_of)
         params["hidden_dim"] = math.ceil(width / multiple_of) * multiple_of
-    if unknown := sorted(params.keys() - PARAMS.keys() - {"max_batch_size"}):
-        raise InputError(
-            f"unknown key {show(unknown[0])}: {show(params[unknown[0]])}; only a plain LLaMA or Mistral is computed"
-        )
-    values |= {PARAMS[key]: value for key, value in params.items() if key in PARAMS}
+    params.pop("max_batch_size", None)
+    for key, value in params.items():
+        if key not in PARAMS:
+            raise InputError(f"unknown key {show(key)}: {show(value)}; only a plain LLaMA or Mistral is computed")
+        values[PARAMS[key]] = value
     if "sliding_window" in values:
         values["model_type"] = "mistral"
     return values

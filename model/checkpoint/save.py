@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,16 @@ from model.checkpoint.load import INDEX
 from model.checkpoint.names import to_file_name
 from model.llama import Llama
 from model.tokenizer.base import Tokenizer
+from model.tokenizer.files import SMALL_FILES
 
 SHARD_BYTES = 5_000_000_000  # transformers' default
-SHARD = re.compile(r"(model|weights)-\d{5}-of-\d{5}\.safetensors")
 # Files that another model may have left, and that a reader would take for this one's.
-STALE_TOKENIZER = {
-    "tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja",
-}  # fmt: skip
-STALE = {"model.safetensors", INDEX, *STALE_TOKENIZER}
+WEIGHTS = re.compile(r"model\.safetensors(\.index\.json)?|(model|weights)-\d{5}-of-\d{5}\.safetensors")
+TOKENIZER = {"tokenizer.model", "tokenizer.json", *SMALL_FILES}
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: temporary file, fsync, rename. Raises InputError if it can't be written."""
+    """Write a file atomically: temporary file, fsync, rename. Raises InputError if it cannot be written."""
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(content)
@@ -55,7 +52,7 @@ def save_checkpoint(
     several files and an index. Saves are atomic: every file is written beside its place and flushed to the disk before
     the first is renamed. If only the weights are new, one rename replaces them. If the directory held another config or
     tokenizer, its weights are removed first: they are never read with this one's.
-    Raises InputError if the disk is full or can't be written to; the old checkpoint then stays as it was.
+    Raises InputError if the disk is full or cannot be written to; the old checkpoint then stays as it was.
     """
     folder = Path(folder)
     tensors = {to_file_name(name): tensor.contiguous() for name, tensor in (weights or model.state_dict()).items()}
@@ -63,32 +60,35 @@ def save_checkpoint(
     config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
     small = {**tokenizer.files, "config.json": _json(config)}
     shards = _shards(folder, tensors, shard_bytes)
-    index = {}
+    contents: dict[str, bytes | dict[str, Tensor]] = {**small, **shards}  # in the order of the renames
     if len(shards) > 1:
         weight_map = {key: name for name, part in shards.items() for key in part}
         total = sum(tensor.nbytes for tensor in tensors.values())
-        index[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
-    # In the order of the renames: an index comes after the shards that it lists.
-    partial = {name: folder / f"{name}.partial" for name in [*small, *shards, *index]}
+        contents[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    partial = {name: folder / f"{name}.partial" for name in contents}
 
     path = folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, file in partial.items():
-            path = folder / name
+        for name, content in contents.items():
+            path, file = folder / name, partial[name]
             file.unlink(missing_ok=True)  # it might be a link to something else
-            if name in shards:
-                save_file(shards[name], file, metadata={"format": "pt"})
-                shutil.copymode(partial["config.json"], file)  # safetensors makes it private
+            if isinstance(content, bytes):
+                file.write_bytes(content)
             else:
-                file.write_bytes((small | index)[name])
+                save_file(content, file, metadata={"format": "pt"})
+                shutil.copymode(partial["config.json"], file)  # safetensors makes it private
             _flush(file)
-        if any(_content(folder / name) != small.get(name) for name in STALE_TOKENIZER | small.keys()):
+        if any(_content(folder / name) != small.get(name) for name in TOKENIZER | small.keys()):
             for name in ("model.safetensors", INDEX, "generation_config.json"):
                 (folder / name).unlink(missing_ok=True)
         for name, file in partial.items():
             file.replace(folder / name)
-        _remove_stale(folder, partial.keys())
+        # What another model or an interrupted save has left; model.safetensors first, since it beats an index.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != "model.safetensors"):
+            name = path.name.removesuffix(".partial")
+            if path.name not in contents and (name in TOKENIZER or WEIGHTS.fullmatch(name)):
+                path.unlink()
     except (OSError, SafetensorError) as error:
         raise _not_written(path, error, partial.values()) from error
 
@@ -99,12 +99,12 @@ def _flush(path: Path) -> None:
 
 
 def _not_written(path: Path, error: OSError | SafetensorError, partial: Iterable[Path]) -> InputError:
-    """The error to raise when `path` can't be written; removes the `partial` files."""
+    """The error to raise when `path` cannot be written; removes the `partial` files."""
     for leftover in partial:
         with contextlib.suppress(OSError):
             leftover.unlink()
     reason = getattr(error, "strerror", None) or error
-    return InputError(f"{path} can't be written ({reason}); free some space, or choose another folder")
+    return InputError(f"{path} cannot be written ({reason}); free some space, or choose another folder")
 
 
 def _json(values: dict[str, Any]) -> bytes:
@@ -129,12 +129,3 @@ def _shards(folder: Path, tensors: dict[str, Tensor], shard_bytes: int) -> dict[
     # Until the index is replaced, the shards that it names must not change.
     stem = "weights" if b'"model-0' in (_content(folder / INDEX) or b"") else "model"
     return {f"{stem}-{i:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts, 1)}
-
-
-def _remove_stale(folder: Path, written: Collection[str]) -> None:
-    """Remove what another model or an interrupted save has left, of the files that this module writes alone."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name != "model.safetensors"):  # which beats an index
-        name = path.name.removesuffix(".partial")
-        ours = name in STALE or name == "config.json" or SHARD.fullmatch(name)
-        if ours and path.name not in written:
-            path.unlink()

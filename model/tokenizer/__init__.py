@@ -27,10 +27,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
             return SentencePieceTokenizer(proto, config)
         except (RuntimeError, ValueError) as error:  # LLaMA 3 is published with a tiktoken file of that name
             if not json.exists():
-                raise InputError(
-                    f"{model} is not a sentencepiece model; put the checkpoint's tokenizer.json beside it, or fetch "
-                    "it again if it should be one"
-                ) from error
+                remedy = "put the checkpoint's tokenizer.json beside it, or fetch it again if it should be one"
+                raise InputError(f"{model} is not a sentencepiece model; {remedy}") from error
             say(f"{model} is not a sentencepiece model; using {json.name} beside it")
     from model.tokenizer.tokenizer_json import JsonTokenizer  # lazy: its package `tokenizers` is optional
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from kernels import InputError
 from model.tokenizer.files import AddedToken, TokenizerConfig
 
-SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself can't be encoded as text
+SPACE = "\u2581"  # sentencepiece writes a space as this character, so the character itself cannot be encoded as text
 UNKNOWN = " \u2047 ".encode()  # sentencepiece's own mark for an id that has no text
 AS_TEXT = "\U000f0000"  # private use: marks the name of a control token that is meant as text
 
@@ -90,8 +90,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Control tokens have none; bytes that are not UTF-8 become U+FFFD."""
         stream = TokenStream(self)
-        pieces = [stream.push(id) for id in ids]
-        return "".join(pieces) + stream.finish()
+        return "".join([stream.push(id) for id in ids]) + stream.finish()
 
     def piece_bytes(self, id: int) -> bytes:
         """UTF-8 bytes that an id adds to the text, possibly part of a character; UNKNOWN if the id has no piece."""

@@ -29,19 +29,11 @@ def render_chat(tokenizer: Tokenizer, messages: list[dict[str, str]], add_genera
     the answer. Raises InputError if the checkpoint has no template, or if the template fails on these messages.
     """
     if tokenizer.chat_template is None:
-        raise InputError(
-            "this checkpoint has no chat template; put its chat_template.jinja into the directory, or give the prompt "
-            "without --chat"
-        )
+        raise InputError("no chat template; put its chat_template.jinja into the directory, or leave out --chat")
+    given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **tokenizer.token_names}
+    given |= {"tools": None, "documents": None}  # templates ask whether there are any
     try:
-        template = _environment().from_string(tokenizer.chat_template)
-        text = template.render(
-            messages=messages,
-            tools=None,  # templates ask whether there are any
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **tokenizer.token_names,
-        )
+        text = _environment().from_string(tokenizer.chat_template).render(given)
         text.encode()
     except jinja2.TemplateSyntaxError as error:
         raise InputError(f"the chat template is damaged in line {error.lineno}: {_one_line(error)}") from error
@@ -76,13 +68,11 @@ class _Generation(Extension):
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """jinja2 with the filters, functions and tags of transformers, for which templates are written."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    jinja.filters["tojson"] = _to_json
+    jinja.globals["raise_exception"] = _raise_exception
+    jinja.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return jinja
 
 
 def _raise_exception(message: str) -> None:
@@ -90,11 +80,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     # jinja2's own filter escapes HTML
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

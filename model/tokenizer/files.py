@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from kernels import InputError
-from model.json_file import decode_text, parse_object, read_file, show
+from model.config import is_id
+from model.json_file import decode_text, errors_in, expect, parse_object, read_file, show
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
+SMALL_FILES = (CONFIG, SPECIAL, ADDED, TEMPLATE)
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized")  # of an added token, as all files call them
 
 
 @dataclass(frozen=True)
@@ -40,96 +43,81 @@ class TokenizerConfig:
     @classmethod
     def load(cls, folder: Path) -> TokenizerConfig:
         """Read the files that exist in a directory. Raises InputError naming the file and what is wrong in it."""
-        paths = [folder / name for name in (CONFIG, SPECIAL, ADDED, TEMPLATE)]
-        files = {path.name: read_file(path) for path in paths if path.exists()}
-        path = folder / CONFIG
-        config = parse_object(path, files.get(CONFIG, b"{}"))
-        special_map = parse_object(folder / SPECIAL, files.get(SPECIAL, b"{}"))
-        plainly_added = parse_object(folder / ADDED, files.get(ADDED, b"{}"))
-        decoder = _typed(path, config, "added_tokens_decoder", dict)
-        names = _token_names(path, config)
-        if decoder is None:
-            names |= _token_names(folder / SPECIAL, special_map)
-            special = set(names.values()) | set(_extra_special(path, config) + _extra_special(path, special_map))
-            added = [
-                AddedToken(_id(folder / ADDED, text, id), text, text in special, normalized=text not in special)
-                for text, id in plainly_added.items()
-            ]
-        else:  # the list with all attributes replaces the two older files, as in transformers
-            added = [_added_token(path, id, token) for id, token in decoder.items()]
-        template = _chat_template(path, config)
+        files = {name: read_file(folder / name) for name in SMALL_FILES if (folder / name).exists()}
+        config, special_map, plainly_added = (
+            parse_object(folder / name, files.get(name, b"{}")) for name in (CONFIG, SPECIAL, ADDED)
+        )
+        with errors_in(folder / CONFIG):
+            names, template = _token_names(config), _chat_template(config)
+            add_bos, legacy = _flag(config, "add_bos_token"), bool(_flag(config, "legacy"))
+            decoder = config.get("added_tokens_decoder")
+            expect(decoder is None or isinstance(decoder, dict), "added_tokens_decoder", decoder, "an object")
+            added = [_added_token(id, token) for id, token in (decoder or {}).items()]
+            extra = _extra_special(config) if decoder is None else []
+        if decoder is None:  # otherwise its list with all attributes replaces the two older files, as in transformers
+            with errors_in(folder / SPECIAL):
+                names |= _token_names(special_map)
+                special = {*names.values(), *extra, *_extra_special(special_map)}
+            with errors_in(folder / ADDED):
+                for text, id in plainly_added.items():
+                    added.append(AddedToken(_id(text, id), text, text in special, normalized=text not in special))
         if TEMPLATE in files:  # transformers prefers the file, too
             template = decode_text(folder / TEMPLATE, files[TEMPLATE])
-        return cls(
-            files,
-            sorted(added, key=lambda token: token.id),
-            names,
-            _typed(path, config, "add_bos_token", bool),
-            bool(_typed(path, config, "legacy", bool)),
-            template,
-        )
+        return cls(files, sorted(added, key=lambda token: token.id), names, add_bos, legacy, template)
 
 
-def _typed(path: Path, values: dict[str, Any], key: str, kind: type) -> Any:
-    """The value under `key`, or None. Raises InputError if it is of another kind."""
+def _flag(values: dict[str, Any], key: str) -> bool | None:
     found = values.get(key)
-    if found is not None and not isinstance(found, kind):
-        expected = {bool: "true or false", dict: "an object"}[kind]
-        raise InputError(f"{path}: {key} is {show(found)}; expected {expected}")
+    expect(found is None or isinstance(found, bool), key, found, "true or false")
     return found
 
 
-def _id(path: Path, name: str, id: Any) -> int:
-    if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < 2**32:
-        raise InputError(f"{path}: {show(name)} has the id {show(id)}; expected a non-negative integer")
+def _id(name: str, id: Any) -> int:
+    expect(is_id(id) and id < 2**32, f"the id of {show(name)}", id, "a non-negative integer")
     return id
 
 
-def _token_text(path: Path, key: str, value: Any) -> str:
+def _token_text(key: str, value: Any) -> str:
     """The text of a token, which the files write as the text itself or as an object that holds it."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise InputError(f"{path}: {key} is {show(value)}; expected a text, or an object with the text as its content")
+        raise InputError(f"{key} is {show(value)}; expected a text, or an object with the text as its content")
     return text
 
 
-def _token_names(path: Path, values: dict[str, Any]) -> dict[str, str | None]:
+def _token_names(values: dict[str, Any]) -> dict[str, str | None]:
     # add_bos_token and add_eos_token look like names of tokens but are flags.
     keys = [key for key in values if key.endswith("_token") and not key.startswith("add_")]
-    return {key: None if values[key] is None else _token_text(path, key, values[key]) for key in keys}
+    return {key: None if values[key] is None else _token_text(key, values[key]) for key in keys}
 
 
-def _extra_special(path: Path, values: dict[str, Any]) -> list[str]:
+def _extra_special(values: dict[str, Any]) -> list[str]:
     texts = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         found = values.get(key) or []
-        if not isinstance(found, (list, dict)):
-            raise InputError(f"{path}: {key} is {show(found)}; expected a list of tokens")
-        texts += [_token_text(path, key, token) for token in (found.values() if isinstance(found, dict) else found)]
+        expect(isinstance(found, (list, dict)), key, found, "a list of tokens")
+        texts += [_token_text(key, token) for token in (found.values() if isinstance(found, dict) else found)]
     return texts
 
 
-def _added_token(path: Path, id: str, token: Any) -> AddedToken:
+def _added_token(id: str, token: Any) -> AddedToken:
     key = f"added_tokens_decoder {show(id)}"
-    if not isinstance(token, dict):
-        raise InputError(f"{path}: {key} is {show(token)}; expected an object with content and special")
-    control = bool(_typed(path, token, "special", bool))
-    flags = {name: bool(_typed(path, token, name, bool)) for name in ("lstrip", "rstrip", "single_word")}
-    flags["normalized"] = bool(_typed(path, {"normalized": not control, **token}, "normalized", bool))
-    text = _token_text(path, key, token)
+    expect(isinstance(token, dict), key, token, "an object with content and special")
+    text, control = _token_text(key, token), bool(_flag(token, "special"))
+    token = {"normalized": not control, **token}
+    flags = {name: bool(_flag(token, name)) for name in FLAGS}
     # JSON's keys are strings; isdecimal, because isdigit is True for superscripts, which int refuses
     number = int(id) if id.isdecimal() and len(id) < 12 else id
-    return AddedToken(_id(path, text, number), text, control, **flags)
+    return AddedToken(_id(text, number), text, control, **flags)
 
 
-def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(config: dict[str, Any]) -> str | None:
     """The template; of several named ones, the one named default."""
     found = config.get("chat_template")
     if isinstance(found, list):
         for named in found:
-            if not isinstance(named, dict) or not isinstance(named.get("template"), str):
-                raise InputError(f"{path}: chat_template holds {show(named)}; expected a name and a template")
+            complete = isinstance(named, dict) and isinstance(named.get("template"), str)
+            expect(complete, "an item of chat_template", named, "a name and a template")
         found = next((named["template"] for named in found if named.get("name") == "default"), None)
-    if found is not None and not isinstance(found, str):
-        raise InputError(f"{path}: chat_template is {show(found)}; expected a text, or a list of named templates")
+    expect(found is None or isinstance(found, str), "chat_template", found, "a text, or a list of named templates")
     return found

@@ -37,7 +37,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = max([self._n_pieces, *(id + 1 for id in self.added)])
         self._words = Splitter(token for token in self.added.values() if not token.control)
         self._legacy = config.legacy
-        # LLaMA's own models put a space before every text and remove it when decoding; ours don't.
+        # LLaMA's own models put a space before every text and remove it when decoding; ours do not.
         self.drops_space = model.normalize("a").startswith(SPACE)
         self._bytes = {id: int(piece[1:-1], 16) for id, piece in enumerate(pieces) if model.is_byte(id)}  # <0x0A> is 10
         self._byte_ids = {byte: id for id, byte in self._bytes.items()}
@@ -47,17 +47,15 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
         """The id of the token that the checkpoint gives this key, or else the model's `own`, where -1 means none."""
-        if key not in config.names:
-            if own < 0:
-                return None
+        if key not in config.names and own >= 0:
             self.token_names[key] = self._model.id_to_piece(own)
             return own
-        name = config.names[key]
+        name = config.names.get(key)
         if name is None:
             return None
-        ids = [id for id, token in self.added.items() if token.text == name]
-        if ids:
-            return ids[-1]
+        ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
+        if name in ids:
+            return ids[name]
         id = self._model.piece_to_id(name)  # perhaps an ordinary piece
         return None if self._model.is_unknown(id) else id
 
@@ -71,17 +69,16 @@ class SentencePieceTokenizer(Tokenizer):
         for start, stretch in self._words.split(text):
             if isinstance(stretch, AddedToken):
                 ids.append(stretch.id)
-            elif self._legacy or (first and start == 0):
-                ids += self._encode_with(self._model, stretch)
             else:
-                ids += self._encode_with(self._continued, stretch)
+                spaced = self._legacy or (first and start == 0)
+                ids += self._encode_with(self._model if spaced else self._continued, stretch)
         return ids
 
     def _encode_continuation(self, text: str) -> list[int]:
         return self._encode_with(self._continued, text)
 
     def _encode_with(self, model: sentencepiece.SentencePieceProcessor, text: str) -> list[int]:
-        if SPACE not in text or not self._byte_ids or self.drops_space:
+        if not self._byte_ids or self.drops_space:
             return model.encode(text)
         # sentencepiece would read U+2581 as a space; spelled in bytes, it comes back as itself.
         spelled = [self._byte_ids[byte] for byte in SPACE.encode()]
@@ -129,10 +126,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         )
     except RuntimeError as error:
         if vocab_size < 260 or "Vocabulary size is smaller than required_chars" in str(error):
-            raise InputError(
-                f"a vocabulary of {vocab_size} pieces is too small for this text; expected room for 256 bytes, "
-                "3 special tokens and the common characters; raise --vocab-size"
-            ) from error
+            room = "256 bytes, 3 special tokens and the common characters; raise --vocab-size"
+            raise InputError(f"a vocabulary of {vocab_size} pieces is too small; expected room for {room}") from error
         raise InputError(f"no tokenizer can be trained on this text; expected words in it ({error})") from error
     return SentencePieceTokenizer(proto.getvalue())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,23 @@ from typing import Any
 from kernels import InputError
 from model.json_file import parse_object, read_file
 from model.tokenizer.base import SPACE, UNKNOWN, Tokenizer
-from model.tokenizer.files import AddedToken, TokenizerConfig
+from model.tokenizer.files import FLAGS, AddedToken, TokenizerConfig
 
 try:
     import tokenizers
 except ImportError as error:
-    raise InputError(
-        "a tokenizer.json needs the package tokenizers; install it with: pip install tokenizers"
-    ) from error
+    raise InputError("tokenizer.json needs the package tokenizers; install it with: pip install tokenizers") from error
 
-# The steps that a decoder like sentencepiece's may have, in order.
-SENTENCEPIECE = [
-    ["Replace", *fallback, *fused] for fallback in ([], ["ByteFallback"]) for fused in ([], ["Fuse"], ["Fuse", "Strip"])
-]
+DECODERS = re.compile("ByteLevel|Replace( ByteFallback)?( Fuse( Strip)?)?")  # LLaMA 3's, and sentencepiece's
+DECODER_STEPS = {
+    "Replace": {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+    "Strip": {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+}
 BYTE_PIECE = re.compile("<0x[0-9A-Fa-f]{2}>")
+# GPT-2's alphabet for bytes: printable ones stand for themselves, the others for characters from U+0100 on.
+PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+LETTERS = {chr(byte): byte for byte in PRINTED}
+LETTERS |= {chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTED)))}
 
 
 class JsonTokenizer(Tokenizer):
@@ -46,7 +48,9 @@ class JsonTokenizer(Tokenizer):
         ]
         super().__init__({"tokenizer.json": content}, config, added)
         self.vocab_size = 1 + max(model.get_vocab().values(), default=-1)
-        self._to_bytes, self.drops_space = self._decoder()
+        self._pieces = set(model.get_vocab(with_added_tokens=False).values())
+        self._decoder = self._decoder_steps()
+        self.drops_space = "Strip" in self._decoder
         leading = _leading_token(self._spec)
         if leading is not None and "bos_token" not in config.names:
             self.token_names["bos_token"] = leading
@@ -66,45 +70,39 @@ class JsonTokenizer(Tokenizer):
             known = {token.content for token in model.get_added_tokens_decoder().values()}
             for token in self._extra:
                 if token.text not in known:
-                    flags = {"lstrip": token.lstrip, "rstrip": token.rstrip, "single_word": token.single_word}
-                    model.add_tokens(
-                        [tokenizers.AddedToken(token.text, special=token.control, normalized=token.normalized, **flags)]
-                    )
+                    flags = {name: getattr(token, name) for name in FLAGS}
+                    model.add_tokens([tokenizers.AddedToken(token.text, special=token.control, **flags)])
             model.encode("a")
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the package raises plain Exception, and its panics derive from BaseException
             reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"{self._path} can't be used ({reason}); fetch it again, or use tokenizer.model"
-            ) from error
+            raise InputError(f"{self._path} cannot be used ({reason}); fetch it again, or tokenizer.model") from error
         return model
 
-    def _decoder(self) -> tuple[Callable[[str], bytes], bool]:
-        """The function from a piece to its bytes, and True if decoding removes the space before the first word."""
+    def _decoder_steps(self) -> list[str]:
+        """The types of the decoder's steps. Raises InputError unless they are LLaMA 3's or sentencepiece's."""
         steps = _steps(self._spec.get("decoder"))
         kinds = [str(step.get("type")) for step in steps]
-        if kinds == ["ByteLevel"]:
-            return _bytes_of_byte_level, False
-        spaces = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
-        strips = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        if kinds in SENTENCEPIECE and steps[0] == spaces and (kinds[-1] != "Strip" or steps[-1] == strips):
-            return _bytes_of_sentencepiece if "ByteFallback" in kinds else _bytes_of_text, kinds[-1] == "Strip"
-        raise InputError(
-            f"{self._path}: its decoder is {', '.join(kinds) or 'null'}; expected ByteLevel, or "
-            "sentencepiece's Replace, ByteFallback, Fuse and Strip, which LLaMA's tokenizers have"
-        )
-
-    @cached_property
-    def _pieces(self) -> set[int]:
-        """Ids of the model's own pieces."""
-        return set(self._model.get_vocab(with_added_tokens=False).values())
+        strange = [step for kind, step in zip(kinds, steps, strict=True) if step != DECODER_STEPS.get(kind, step)]
+        if strange or not DECODERS.fullmatch(" ".join(kinds)):
+            raise InputError(
+                f"{self._path}: its decoder is {', '.join(kinds) or 'null'}; expected ByteLevel, or "
+                "sentencepiece's Replace, ByteFallback, Fuse and Strip, which LLaMA's tokenizers have"
+            )
+        return kinds
 
     def _piece_bytes(self, id: int) -> bytes:
         if id in self.added and id not in self._pieces:
             return self.added[id].text.encode()
         piece = self._model.id_to_token(id)
-        return UNKNOWN if piece is None else self._to_bytes(piece)
+        if piece is None:
+            return UNKNOWN
+        if "ByteLevel" in self._decoder:  # the package decodes a piece outside the alphabet as its own text
+            return bytes(LETTERS[letter] for letter in piece) if LETTERS.keys() >= set(piece) else piece.encode()
+        if "ByteFallback" in self._decoder and BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace(SPACE, " ").encode()
 
     @cached_property
     def _after_token(self) -> tokenizers.Tokenizer:
@@ -156,27 +154,3 @@ def _without_space(spec: dict[str, Any], *schemes: str) -> dict[str, Any]:
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits} if splits else None,
     }
-
-
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's alphabet for bytes: printable ones stand for themselves, the others for characters from U+0100 on."""
-    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {**{chr(byte): byte for byte in printed}, **{chr(256 + i): byte for i, byte in enumerate(others)}}
-
-
-LETTERS = _byte_letters()
-
-
-def _bytes_of_byte_level(piece: str) -> bytes:
-    if LETTERS.keys() >= set(piece):
-        return bytes(LETTERS[letter] for letter in piece)
-    return piece.encode()  # as the package decodes a piece outside the alphabet
-
-
-def _bytes_of_sentencepiece(piece: str) -> bytes:
-    return bytes([int(piece[3:5], 16)]) if BYTE_PIECE.fullmatch(piece) else _bytes_of_text(piece)
-
-
-def _bytes_of_text(piece: str) -> bytes:
-    return piece.replace(SPACE, " ").encode()

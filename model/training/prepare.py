@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from kernels import InputError
 from model.cli import say
+from model.json_file import errors_in
 from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
 
@@ -36,7 +37,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
     """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if it is missing.
 
     A folder that is out of date is made again, unless `renew` is False: a resumed run needs the data it started with.
-    Raises InputError if the corpus is missing, empty, not UTF-8 or can't be fetched; no folder is left then.
+    Raises InputError if the corpus is missing, empty, not UTF-8 or cannot be fetched; no folder is left then.
     """
     files = _corpus_files(data, root)
     fingerprint = _fingerprint(files)
@@ -49,11 +50,9 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
     say(f"preparing {folder}: a tokenizer of {vocab_size} pieces, then the ids (files: {len(files)})")
     documents = [text for text in map(_read_text, files) if text]
     if not documents:
-        raise InputError(f"--data {data} holds no text; expected UTF-8 text")
-    try:
+        raise InputError(f"--data {data} holds no text; expected a UTF-8 text file, or a folder of them")
+    with errors_in(f"--data {data}"):
         tokenizer = train_tokenizer(documents, vocab_size)
-    except InputError as error:
-        raise InputError(f"--data {data}: {error}") from error
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by an interrupted run
     try:
@@ -67,7 +66,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
         partial.rename(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise InputError(f"{folder} can't be written ({error}); free some space, or name another place") from error
+        raise InputError(f"{folder} cannot be written ({error}); free some space, or name another place") from error
     return folder
 
 
@@ -77,19 +76,13 @@ def _corpus_files(data: str, root: Path) -> list[Path]:
     if data == "python":
         library = Path(sysconfig.get_paths()["stdlib"])
         left_out = {"test", "tests", "idle_test", "site-packages", "dist-packages"}
-        found = [path for path in library.rglob("*.py") if left_out.isdisjoint(path.relative_to(library).parts)]
-        if not found:
-            raise InputError(f"no standard-library source in {library}; use --data PATH with a text of your own")
-        return sorted(found)
+        return sorted(path for path in library.rglob("*.py") if left_out.isdisjoint(path.relative_to(library).parts))
     path = Path(data)
     if path.is_file():
         return [path]
     if path.is_dir():
         hidden = set(path.rglob(".*"))
-        found = [file for file in path.rglob("*") if file.is_file() and hidden.isdisjoint([file, *file.parents])]
-        if not found:
-            raise InputError(f"--data {data} is an empty folder; expected UTF-8 text files in it")
-        return sorted(found)
+        return sorted(file for file in path.rglob("*") if file.is_file() and hidden.isdisjoint([file, *file.parents]))
     raise InputError(f"--data {data} does not exist; expected python, shakespeare, a text file or a folder of them")
 
 
@@ -100,7 +93,7 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
             with urllib.request.urlopen(url, timeout=30) as response:
                 content = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{url} can't be fetched ({error}); use --data python, or --data PATH") from error
+            raise InputError(f"{url} cannot be fetched ({error}); use --data python, or --data PATH") from error
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
             raise InputError(f"{url} has SHA-256 {found}; expected {sha256}; use --data PATH with a file you trust")
@@ -124,7 +117,7 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text ({error}); convert it, or leave it out of --data") from error
     except OSError as error:
-        raise InputError(f"{file} can't be read ({error.strerror}); leave it out of --data") from error
+        raise InputError(f"{file} cannot be read ({error.strerror}); leave it out of --data") from error
 
 
 def _write_tokens(documents: list[str], tokenizer: Tokenizer, path: Path) -> dict[str, Any]:

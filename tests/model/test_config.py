@@ -160,7 +160,7 @@ def test_mistral_has_a_window_and_its_own_defaults():
         ("eos_token_id", "2"),
     ],
 )
-def test_a_value_that_cant_be_honoured_is_refused_by_key_and_value(key, value):
+def test_a_value_that_cannot_be_honoured_is_refused_by_key_and_value(key, value):
     with pytest.raises(InputError) as refusal:
         LlamaConfig.from_dict(VALUES | {key: value})
     assert key in str(refusal.value)

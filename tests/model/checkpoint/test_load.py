@@ -212,7 +212,7 @@ def test_quantised_weights_are_refused_by_name(saved, dtype, called):
     _, folder = saved()
     name = "model.layers.1.mlp.up_proj.weight"
     change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-    assert_refused(folder, name, called)
+    assert_refused(folder, name, called, "not quantised")
 
 
 @pytest.mark.parametrize(

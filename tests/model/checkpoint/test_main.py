@@ -14,7 +14,7 @@ from tests.model.checkpoint.folders import change_tensors
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_it_shows_shapes_eps_and_count_and_reads_no_weight(saved, command, monkeypatch, tied):
-    """A tied head that a file holds nevertheless is shown, and isn't counted."""
+    """A tied head that a file holds nevertheless is shown, and is not counted."""
     model, folder = saved(torch.bfloat16, tied)
     change_tensors(folder, lambda t: t.setdefault("lm_head.weight", t["model.embed_tokens.weight"].clone()))
     monkeypatch.setattr(load.Stored, "read", None)

@@ -12,7 +12,7 @@ from model.checkpoint.names import config_values, halves_from_pairs, to_file_nam
 from tests.model.checkpoint.folders import TOKENS, assert_same_weights, load
 
 PARAMS = {"dim": 48, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "head_dim": 12, "hidden_dim": 80, "vocab_size": 61,
-          "norm_eps": 3e-3, "rope_theta": 5000.0, "max_position_embeddings": 64}  # fmt: skip
+          "norm_eps": 3e-3, "rope_theta": 5000.0, "max_position_embeddings": 64, "max_batch_size": 32}  # fmt: skip
 THEIRS = {"attention.q_proj": "attention.wq", "attention.k_proj": "attention.wk", "attention.v_proj": "attention.wv",
           "attention.o_proj": "attention.wo", "feed_forward.gate_proj": "feed_forward.w1",
           "feed_forward.down_proj": "feed_forward.w2", "feed_forward.up_proj": "feed_forward.w3",
@@ -123,7 +123,7 @@ def test_a_vocabulary_of_minus_one_is_that_of_the_embedding():
         ({"dim": True}, ["hidden_size is true"]),
     ],
 )
-def test_what_cant_be_honoured_is_refused_with_the_files_path(tmp_path, config, make_model, changed, named):
+def test_what_cannot_be_honoured_is_refused_with_the_files_path(tmp_path, config, make_model, changed, named):
     write(tmp_path, published(make_model(config)), PARAMS | changed)
     with pytest.raises(InputError) as refusal:
         load(tmp_path)

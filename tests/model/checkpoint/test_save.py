@@ -149,7 +149,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, step):
 
     with monkeypatch.context() as patch:
         patch.setattr(saving.Path, step, full)
-        with pytest.raises(InputError, match="file can't be written \\(No space left on device\\)"):
+        with pytest.raises(InputError, match="file cannot be written \\(No space left on device\\)"):
             replace_file(tmp_path / "file", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
     replace_file(tmp_path / "file", b"new")
@@ -187,7 +187,7 @@ def test_every_file_is_flushed_before_the_first_is_renamed(tmp_path, make_model,
 
 
 def stop_before_call(monkeypatch, number):
-    """Raise KeyboardInterrupt, which save.py doesn't catch, instead of the numberth rename or removal from now on."""
+    """Raise KeyboardInterrupt, which save.py does not catch, instead of the numberth rename or removal from now on."""
     calls = iter(range(number + 1))
 
     def counted(function):
@@ -288,10 +288,10 @@ def test_weights_can_be_read_by_whoever_may_read_the_config(saved):
 
 
 @pytest.mark.parametrize("name", ["file/below", "n" * 300])
-def test_a_folder_that_cant_be_made_is_refused(saved, tmp_path, name):
+def test_a_folder_that_cannot_be_made_is_refused(saved, tmp_path, name):
     model, _ = saved()
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="can't be written"):
+    with pytest.raises(InputError, match="cannot be written"):
         save_checkpoint(tmp_path / name, model, TOKENIZER)
     with pytest.raises(InputError, match="no checkpoint directory"):
         load(tmp_path / name)

@@ -122,6 +122,11 @@ def test_templates_get_the_time_in_their_format(tmp_path):
     assert render_chat(tokenizer, [USER]) == "True"
 
 
+def test_templates_get_no_tools_and_no_documents(tmp_path):
+    tokenizer = load_tokenizer(with_template(byte_level(tmp_path), "{{ tools is none and documents is none }}"))
+    assert render_chat(tokenizer, [USER]) == "True"
+
+
 def test_without_a_template_one_line_says_so(tmp_path):
     with pytest.raises(InputError, match=r"no chat template; put its chat_template\.jinja into the directory"):
         render_chat(load_tokenizer(byte_level(tmp_path)), [USER])

@@ -32,8 +32,11 @@ def test_the_template_file_wins_over_the_config(tmp_path):
 
 def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_path):
     older = {"added_tokens": {"<old>": 5, "<sep>": 6}, "special_tokens_map": {"sep_token": "<sep>"}}
-    config = load(tmp_path, tokenizer_config={"bos_token": "<b>"}, **older)
-    assert config.added == [AddedToken(5, "<old>", False, normalized=True), AddedToken(6, "<sep>", True)]
+    older["added_tokens"] |= {"<more>": 7, "<extra>": 8}
+    older["special_tokens_map"]["additional_special_tokens"] = ["<more>"]
+    config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "extra_special_tokens": {"x": "<extra>"}}, **older)
+    controls = [AddedToken(6, "<sep>", True), AddedToken(7, "<more>", True), AddedToken(8, "<extra>", True)]
+    assert config.added == [AddedToken(5, "<old>", False, normalized=True), *controls]
     assert config.names == {"bos_token": "<b>", "sep_token": "<sep>"}
     decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "added_tokens_decoder": decoder})
@@ -52,16 +55,16 @@ def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_pat
         (CONFIG, {"chat_template": 5}, "chat_template is 5; expected a text"),
         (CONFIG, {"chat_template": [{"name": "default"}]}, "expected a name and a template"),
         (CONFIG, {"added_tokens_decoder": []}, "added_tokens_decoder is []; expected an object"),
-        (CONFIG, {"added_tokens_decoder": {"x": {"content": "a"}}}, '"a" has the id "x"; expected a non-negative'),
-        (CONFIG, {"added_tokens_decoder": {"-1": {"content": "a"}}}, '"a" has the id "-1"; expected a non-negative'),
+        (CONFIG, {"added_tokens_decoder": {"x": {"content": "a"}}}, 'the id of "a" is "x"; expected a non-negative'),
+        (CONFIG, {"added_tokens_decoder": {"-1": {"content": "a"}}}, 'the id of "a" is "-1"; expected a non-negative'),
         (CONFIG, {"added_tokens_decoder": {"9" * 30: {"content": "a"}}}, "expected a non-negative integer"),
         (CONFIG, {"added_tokens_decoder": {"1": "a"}}, 'added_tokens_decoder "1" is "a"; expected an object'),
         (CONFIG, {"added_tokens_decoder": {"1": {"content": 1}}}, "expected a text, or an object"),
         (CONFIG, {"added_tokens_decoder": {"1": {"content": "a", "special": "no"}}}, 'special is "no"; expected true'),
         (CONFIG, {"additional_special_tokens": "<a>"}, 'additional_special_tokens is "<a>"; expected a list'),
-        (ADDED, {"<pad>": "32000"}, '"<pad>" has the id "32000"; expected a non-negative integer'),
-        (ADDED, {"<pad>": -1}, '"<pad>" has the id -1; expected a non-negative integer'),
-        (ADDED, {"<pad>": True}, '"<pad>" has the id true; expected a non-negative integer'),
+        (ADDED, {"<pad>": "32000"}, 'the id of "<pad>" is "32000"; expected a non-negative integer'),
+        (ADDED, {"<pad>": -1}, 'the id of "<pad>" is -1; expected a non-negative integer'),
+        (ADDED, {"<pad>": True}, 'the id of "<pad>" is true; expected a non-negative integer'),
         (ADDED, {"<pad>": 2**40}, "expected a non-negative integer"),
         (SPECIAL, {"unk_token": ["<unk>"]}, "unk_token is [...]; expected a text".replace("...", '"<unk>"')),
         (SPECIAL, "x" * 1000, "holds a str"),

@@ -194,8 +194,9 @@ def test_of_two_tokens_with_one_name_the_later_counts(ours, tmp_path):
     n = ours.vocab_size
     added = {str(id): {"content": "<end>", "special": True} for id in (n, n + 1)}
     config = {"added_tokens_decoder": added, "eos_token": "<end>"}
+    added[str(n + 2)] = {"content": "<s>", "special": True}  # but the model's own, where the config names none
     tokenizer = load_tokenizer(folder_with(tmp_path, ours, tokenizer_config=config))
-    assert tokenizer.eos_id == n + 1
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, n + 1)
     assert tokenizer.encode_with_control_tokens("<end>") == [n + 1]
 
 
@@ -206,14 +207,17 @@ def test_bos_is_added_unless_the_config_says_otherwise(ours, tmp_path, add_bos_t
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_space_follows_a_control_token_only_where_the_config_says_legacy(llama_like, tmp_path, legacy):
+def test_a_space_follows_an_added_token_only_where_the_config_says_legacy(llama_like, tmp_path, legacy):
+    n = llama_like.vocab_size
     sp = sentencepiece.SentencePieceProcessor(model_proto=llama_like.files["tokenizer.model"])
     after_break = sp.encode("\nonce")[len(sp.encode("\n")) :]  # no piece reaches across a line break
-    tokenizer = load_tokenizer(folder_with(tmp_path, llama_like, tokenizer_config={"legacy": legacy}))
+    files = {"tokenizer_config": {"legacy": legacy}, "added_tokens": {"<word>": n}}
+    tokenizer = load_tokenizer(folder_with(tmp_path, llama_like, **files))
     after = sp.encode("once") if legacy else after_break
     assert sp.encode("once") != after_break
     assert tokenizer.encode_with_control_tokens("<s>once</s>once") == [1, *after, 2, *after]
     assert tokenizer.encode_with_control_tokens("once</s>", bos=True) == [1, *sp.encode("once"), 2]
+    assert tokenizer.encode("once<word>once") == [*sp.encode("once"), n, *after]
 
 
 @pytest.mark.parametrize("text", ["hi", "<s>hi", "<s><s>hi", "<s>", ""])

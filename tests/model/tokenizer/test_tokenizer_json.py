@@ -174,14 +174,14 @@ def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_pa
 def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
     n = load_tokenizer(folder).vocab_size
     extra = {str(n): {"content": "<pad>", "special": True}, str(n + 1): {"content": "word", "special": False}}
+    extra[str(n + 1)] |= {"lstrip": True, "rstrip": True, "single_word": True}
     config = {"added_tokens_decoder": extra, "pad_token": "<pad>"}
     tokenizer = load_tokenizer(edited(folder, tmp_path, lambda spec: None, **config))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.vocab_size == n + 2
     assert tokenizer.decode([n, n + 1]) == "word"
-    assert tokenizer.encode("a word <pad>") == theirs.encode(
-        "a word <pad>", add_special_tokens=False, split_special_tokens=True
-    )
+    for text in ("a word <pad>", " word  a", "words"):
+        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
 def test_ids_without_a_piece_have_a_visible_placeholder(ours):
@@ -220,11 +220,29 @@ def test_truncation_and_padding_left_in_the_file_do_nothing(folder, tmp_path):
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
-def test_another_decoder_is_refused_by_name(folder, tmp_path, decoder):
-    with pytest.raises(
-        InputError, match=f"its decoder is {decoder['type'] if decoder else 'null'}; expected ByteLevel"
-    ):
+def test_without_byte_fallback_the_name_of_a_byte_is_text(tmp_path):
+    folder = edited(sentencepiece_like(tmp_path), tmp_path, lambda spec: spec["decoder"]["decoders"].pop(1))
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [model.token_to_id("<0x41>"), *model.encode("a lily", add_special_tokens=False).ids]
+    assert load_tokenizer(folder).decode(ids) == model.decode(ids) == "<0x41> a lily"
+
+
+SPACES = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+
+
+@pytest.mark.parametrize(
+    ("named", "steps"),
+    [
+        ("null", []),
+        ("WordPiece", [{"type": "WordPiece", "prefix": "##", "cleanup": True}]),
+        ("Replace, Fuse", [SPACES | {"content": "_"}, {"type": "Fuse"}]),
+        ("Replace, Fuse, Strip", [SPACES, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 2, "stop": 0}]),
+        ("Fuse, Replace", [{"type": "Fuse"}, SPACES]),
+    ],
+)
+def test_another_decoder_is_refused_by_its_steps(folder, tmp_path, named, steps):
+    decoder = {"type": "Sequence", "decoders": steps} if steps else None
+    with pytest.raises(InputError, match=f"its decoder is {named}; expected ByteLevel"):
         load_tokenizer(edited(folder, tmp_path, lambda spec: spec.update(decoder=decoder)))
 
 
@@ -243,7 +261,7 @@ def test_without_the_package_one_line_says_what_to_install(folder, monkeypatch):
 
 
 class Panic(BaseException):
-    """Like pyo3's PanicException, which can't be imported."""
+    """Like pyo3's PanicException, which cannot be imported."""
 
 
 @pytest.mark.parametrize(

@@ -131,20 +131,20 @@ def test_leftovers_of_an_interrupted_run_are_replaced(corpus, root):
 
 
 @pytest.mark.parametrize(
-    ("files", "data"),
+    ("files", "data", "said"),
     [
-        ({"x": b""}, "x"),
-        ({"d/x": b"", "d/y": b""}, "d"),
-        ({}, "."),
-        ({".hidden": b"text"}, "."),
-        ({}, "missing"),
-        ({"x": b"text\xff"}, "x"),
-        ({"x": b"\n\n"}, "x"),
-        ({"x": b"\0\0"}, "x"),
+        ({"x": b""}, "x", "holds no text"),
+        ({"d/x": b"", "d/y": b""}, "d", "holds no text"),
+        ({}, ".", "holds no text"),
+        ({".hidden": b"text"}, ".", "holds no text"),
+        ({}, "missing", "does not exist"),
+        ({"x": b"text\xff"}, "x", "is not UTF-8 text"),
+        ({"x": b"\n\n"}, "x", "expected words"),
+        ({"x": b"\0\0"}, "x", "expected words"),
     ],
     ids=["empty", "empty-files", "empty-folder", "hidden-only", "missing", "not-utf-8", "line-breaks", "nul"],
 )
-def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path, root, command, files, data):
+def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path, root, command, files, data, said):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name, content in files.items():
@@ -155,6 +155,7 @@ def test_a_corpus_without_text_is_refused_and_leaves_nothing(tmp_path, root, com
     assert (code, out) == (2, "")
     assert error.startswith("error: ")
     assert str(corpus / data) in error
+    assert said in error
     assert not root.exists()
 
 
@@ -246,7 +247,7 @@ def test_an_unreachable_server_is_an_input_error(monkeypatch, tmp_path):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as bound:  # but not listening, so a connection is refused
         bound.bind(("127.0.0.1", 0))
-        with pytest.raises(InputError, match="can't be fetched"):
+        with pytest.raises(InputError, match="cannot be fetched"):
             fetch(f"http://127.0.0.1:{bound.getsockname()[1]}/", SHA256, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
