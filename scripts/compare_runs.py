@@ -9,6 +9,7 @@ are the metrics of every step but its speed, every weight's bits, the config and
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import sys
 from pathlib import Path
@@ -48,7 +49,11 @@ def differences(before: Path, after: Path) -> list[str]:
         if keys := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
             found.append(f"step {a['step']}: {keys[0]} is {a.get(keys[0])} and {b.get(keys[0])}")
             break
-    found += [f"{name} differs" for name in FILES if read_file(before / name) != read_file(after / name)]
+    for name in FILES:
+        if missing := [folder / name for folder in (before, after) if not (folder / name).is_file()]:
+            raise InputError(f"{missing[0]} is missing; name a folder in which train.py has saved")
+        if not filecmp.cmp(before / name, after / name, shallow=False):
+            found.append(f"{name} differs")
     if read_object(before / "config.json") != read_object(after / "config.json"):
         found.append("config.json differs")
     return found

@@ -62,6 +62,15 @@ def test_a_difference_is_exit_code_1(change, message, trained, workplace, comman
         assert stdout.startswith(message)
 
 
+def test_a_run_that_has_saved_nothing_is_refused_in_one_line(trained, workplace, command):
+    trained(out="out/before")
+    shutil.copytree(workplace / "out/before", workplace / "out/after")
+    (workplace / "out/after/model.safetensors").unlink()
+    code, _, stderr = command(main, "out/before", "out/after")
+    assert code == 2
+    assert stderr.startswith("error: out/after/model.safetensors is missing")
+
+
 def test_a_folder_without_a_run_is_refused_in_one_line(workplace, command):
     code, stdout, stderr = command(main, "out/before", "out/after")
     assert (code, stdout) == (2, "")
