@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
 
 from kernels import InputError
-from model.cli import Parser, not_negative, positive, run, say
+from model.cli import Parser, not_negative, positive, run, say, seed
 
 
 def parse_args() -> argparse.Namespace:
@@ -38,15 +38,13 @@ def parse_args() -> argparse.Namespace:
         default=1.0,
         help="sample among the likeliest tokens that together hold this probability",
     )
-    add("--seed", type=not_negative(int), help="repeats a run (default: drawn and printed)")
+    add("--seed", type=seed, help="repeats a run (default: drawn and printed)")
     parser.add_backend_arguments(["float32", "bfloat16", "float16"])
     add("--compile", action="store_true", help="compile the step for a token: seconds at first, then faster")
     add("--norm-eps", type=positive(float), help="override the checkpoint's rms_norm_eps")
     args = parser.parse_args()
     if args.top_p > 1:
         raise InputError(f"--top-p is {args.top_p}; expected a probability above 0, up to 1")
-    if args.seed is not None and args.seed >= 2**63:
-        raise InputError(f"--seed is {args.seed}; expected a number below 2^63")
     if args.system is not None and not args.chat:
         raise InputError("--system is a message of a chat; give --chat too")
     if args.chat and args.num_samples > 1:
@@ -64,6 +62,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels import load_backend
+from kernels.probe import is_the_formula
 from model.checkpoint.load import check_norm, load_checkpoint, load_end_ids
 from model.cli import choose_device
 from model.generation import generate, sample
@@ -117,6 +116,9 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
     check_norm(args.ckpt, model.config, args.norm)
+    own = ":" in args.norm and model.config.norm is None
+    if own and not is_the_formula(norm, model.config.hidden_size, model.config.rms_norm_eps, device):
+        say(f"{args.norm} is not the RMSNorm of {args.ckpt}, so this is another model's text")
     tokenizer = load_tokenizer(args.ckpt)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(
@@ -239,7 +241,7 @@ def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.de
 def compiled_step(
     args: argparse.Namespace, model: Llama, n_texts: int, capacity: int, padded: bool
 ) -> Callable[..., Tensor] | None:
-    """With --compile, the step for a token, compiled now so that the text does not stand still later."""
+    """The compiled step for a token, or None without --compile. Compiles now, so that no text pauses later."""
     if not args.compile or args.max_new_tokens <= 1:
         return None
     from model.compiled_step import compile_step, warm_up  # imports Inductor: a second that others need not wait

@@ -8,7 +8,7 @@ minutes on two CPU cores. The result is a checkpoint directory that generate.py 
     python scripts/plan.py --config configs/llama2-7b.json --processes 8     what such a run needs
 
 Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143 (torchrun's own is 1). Bad input, a full
-disk, and a NaN or infinite loss or gradient end with 2; what was saved before stands.
+disk, and a NaN or infinite loss or gradient end with 2; the last save is unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from model.cli import Parser, not_negative, positive, rank, run, say, world_size
+from model.cli import Parser, not_negative, positive, rank, run, say, seed, world_size
 from model.training.run_folder import METRICS, STATE, check_folder, earlier_metrics, newest_step, saved_arguments
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
@@ -56,7 +56,7 @@ def parse_args() -> argparse.Namespace:
     add("--warmup", type=not_negative(int), default=20, help="steps of linearly rising learning rate")
     add("--weight-decay", type=not_negative(float), default=0.1, help="of matrices; norms have none")
     add("--grad-clip", type=positive(float), default=1.0, help="largest norm of the gradient")
-    add("--seed", type=not_negative(int), default=1337, help="of the weights, the order of the data and the sample")
+    add("--seed", type=seed, default=1337, help="of the weights, the order of the data and the sample")
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
     add("--log-norms", type=positive(int), metavar="N", help="every N steps, log the norms' inputs and draw norms.png")
@@ -100,9 +100,10 @@ from model.training.state import load_state, save_state
 
 def main() -> None:
     args = parse_args()
-    for name, value in saved_arguments(args.out).items() if args.resume else ():
-        if getattr(args, name, value) != value:
-            say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
+    if args.resume:
+        for name, value in saved_arguments(args.out).items():
+            if getattr(args, name, value) != value:
+                say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
     config = LlamaConfig.load(args.config)
     if args.vocab_size:
         config = replace(config, vocab_size=args.vocab_size)
@@ -125,7 +126,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
 
     # Load data and tokenizer, and find where to begin.
     train_tokens, held_out, meta, tokenizer = load_data(args, config)
-    config = fit(config, tokenizer, args.norm, norm, device)
+    config = complete_config(config, tokenizer, args.norm, norm, device)
     check_folder(args.out, config, tokenizer, meta, args.resume)
     done = newest_step(args.out / STATE) if args.resume else 0
     if done >= args.steps:
@@ -136,7 +137,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     # Build model and optimizer.
     torch.manual_seed(args.seed)
     model = Llama(config, norm)
-    about = describe(args, model, len(train_tokens), dtype, device, compiled)
+    about = describe(args, model, len(train_tokens), done, dtype, device, compiled)
     peak_speed = peak_tokens_per_s(about["device_name"], dtype, training_flops(model, args.block_size))
     if args.checkpoint_activations:
         checkpoint_layers(model)
@@ -166,7 +167,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             if not math.isfinite(loss + grad_norm):  # clipping by it would write NaN into every weight
                 raise InputError(
                     f"step {step + 1}: the loss is {loss:g} and the gradient's norm {grad_norm:g}; "
-                    "stopped before the weights took it, and the last checkpoint stands; try a lower --lr"
+                    "stopped before the update; the last checkpoint is unchanged; try a lower --lr"
                 )
             optimizer.step()
             optimizer.zero_grad()
@@ -179,8 +180,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             line |= evaluate(step, model, forward, held_out, args, autocast, device)
             if not math.isfinite(line.get("val_loss", 0)) or (saving and not distributed.finite(model, device)):
                 raise InputError(
-                    f"step {step + 1} has left NaN or infinite weights or validation loss; stopped before they were "
-                    "saved, and the last checkpoint stands; try a lower --lr"
+                    f"step {step + 1} has left NaN or infinite weights or validation loss; stopped before a save; "
+                    "the last checkpoint is unchanged; try a lower --lr"
                 )
             log.record(line)
 
@@ -214,7 +215,9 @@ def load_data(
     return train_tokens, held_out, meta, load_tokenizer(folder)
 
 
-def fit(config: LlamaConfig, tokenizer: Tokenizer, norm_name: str, norm: Backend, device: torch.device) -> LlamaConfig:
+def complete_config(
+    config: LlamaConfig, tokenizer: Tokenizer, norm_name: str, norm: Backend, device: torch.device
+) -> LlamaConfig:
     """The config with the tokenizer's vocabulary, and with the norm's name if that does not compute LLaMA's RMSNorm."""
     own_norm = None if is_the_formula(norm, config.hidden_size, config.rms_norm_eps, device) else norm_name
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
@@ -222,8 +225,9 @@ def fit(config: LlamaConfig, tokenizer: Tokenizer, norm_name: str, norm: Backend
 
 
 def describe(
-    args: argparse.Namespace, model: Llama, n_tokens: int, dtype: torch.dtype, device: torch.device, compiled: bool
-) -> dict[str, Any]:
+    args: argparse.Namespace, model: Llama, n_tokens: int, done: int, dtype: torch.dtype, device: torch.device,
+    compiled: bool,
+) -> dict[str, Any]:  # fmt: skip
     """Say what will run, and return it for run.json."""
     config, norm, dtype_name = model.config, model.norm.backend.description, str(dtype).removeprefix("torch.")
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -235,7 +239,7 @@ def describe(
     if world_size() > 1:
         say(f"{world_size()} processes, {'FSDP2: each holds a shard of the weights' if args.fsdp else 'data parallel'}")
     if args.resume:
-        say(f"{args.out} resumes after step {newest_step(args.out / STATE)}")
+        say(f"{args.out} resumes after step {done}")
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     about = {"norm": norm, "dtype": dtype_name, "device": str(device), "device_name": device_name}
     return {**about, "compiled": compiled}

@@ -27,7 +27,9 @@ from kernels.reference import wide_dtype
 from kernels.torch_version import TORCH_2_13
 
 if importlib.util.find_spec("triton") is None:
-    raise InputError("--norm triton: the package triton is not installed; pip install triton, or use --norm torch")
+    raise InputError(
+        "--norm triton: triton is not installed; pip install triton (Linux alone has it), or use --norm torch"
+    )
 interpret_without_gpu()  # before the import, which is when Triton reads it
 
 import numpy as np  # noqa: E402

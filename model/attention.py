@@ -43,7 +43,7 @@ def plain_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, de
 
 
 def padded_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, padding: Tensor) -> Span:
-    """The same for a batch with `padding`, (B,): number of left-padding tokens in each sequence.
+    """Span of a left-padded batch. `padding`, (B,): number of left-padding tokens in each sequence.
 
     A sequence's positions count from the end of its padding.
     """
@@ -57,7 +57,7 @@ def step_span(
 ) -> Span:
     """Span of one token a sequence for the compiled step, which always reads the cache's first `n_keys` rows.
 
-    The mask bars what the token may not see, so that a compiler meets few shapes.
+    The mask hides the keys that are not there yet, so that few shapes are compiled.
     """
     slots, keys = torch.tensor([position], device=device), slice(0, n_keys)
     if padding is None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernels import USAGE, InputError
@@ -61,6 +62,14 @@ def not_negative(kind: type) -> Callable[[str], int | float]:
     return _number(kind, "non-negative", lambda number: 0 <= number < math.inf)
 
 
+def seed(text: str) -> int:
+    """An argparse type: an integer from 0 to 2^63 - 1, which every random number generator takes."""
+    number = int(not_negative(int)(text))
+    if number >= 2**63:
+        raise argparse.ArgumentTypeError(f"'{text}' is not below 2^63")
+    return number
+
+
 def names_in(text: str) -> list[str]:
     """Comma-separated names of a flag, without empty ones."""
     return [name.strip() for name in text.split(",") if name.strip()]
@@ -86,6 +95,7 @@ def _number(kind: type, sign: str, fits: Callable[[int | float], bool]) -> Calla
 
 def run(main: Callable[[], object]) -> None:
     """Run a command: bad input and a full disk end in one line and exit code 2, Ctrl-C in 130, without a traceback."""
+    sys.excepthook = _quiet_interrupt  # for the imports that follow a command's arguments, outside of any try
     try:
         main()
         if sys.stdout is not None:  # None if our caller has closed it
@@ -93,8 +103,7 @@ def run(main: Callable[[], object]) -> None:
     except InputError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        _interrupted()
     except BrokenPipeError:  # the reader of our output has gone, as in `generate.py | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         sys.exit(141)
@@ -102,6 +111,17 @@ def run(main: Callable[[], object]) -> None:
         if error.errno not in FULL:
             raise
         _fail(f"{error.filename or 'the output'} cannot be written ({error.strerror}); free some space and try again")
+
+
+def _quiet_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        _interrupted()
+    sys.__excepthook__(kind, error, trace)
+
+
+def _interrupted() -> NoReturn:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 
 def _fail(message: str) -> NoReturn:
@@ -131,7 +151,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def caught_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM for the block to act on. One that comes a second later has its old effect."""
+    """Collect SIGINT and SIGTERM for the block to act on. One more than a second after the first acts as usual."""
     caught: list[int] = []
     times: list[float] = []
 
@@ -172,7 +192,7 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
         if device.type != "meta":
             return device
-        reason = "it computes nothing"
+        reason = "its tensors hold no data"
     except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch built without CUDA
         reason = str(error).split("\n")[0].split(". ")[0].rstrip(".")
     raise InputError(f"--device {name} cannot be used here ({reason}); use --device cpu, or auto")
@@ -194,7 +214,7 @@ def choose_autocast_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _cpu_computes_bfloat16() -> bool:
-    """True if the CPU has bfloat16 instructions. Only Linux tells; elsewhere the answer is False."""
+    """True if the CPU has bfloat16 instructions. Read from /proc/cpuinfo, so False where there is none."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return False

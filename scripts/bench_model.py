@@ -27,6 +27,7 @@ from model.cli import Parser, names_in, positive, run, say, whole_numbers
 
 IN_EACH_DTYPE = ["prefill", "decode", "context", "cache", "train"]
 PARTS = [*IN_EACH_DTYPE, "load", "start"]
+HERE = [part for part in PARTS if part != "load" or Path("/proc/self/clear_refs").exists()]  # it reads Linux's /proc
 DTYPES = ["float32", "bfloat16"]
 
 
@@ -34,7 +35,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--ckpt", type=Path, help="checkpoint directory (default: random weights in the shape of SmolLM2-135M)")
-    add("--parts", type=names_in, default=",".join(PARTS), help="what to measure, comma-separated")
+    add("--parts", type=names_in, default=",".join(HERE), help="what to measure, comma-separated")
     add("--dtypes", type=names_in, default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
     add("--norm", default="auto", help=f"what computes our RMSNorm: {USAGE}")
     add("--compile", action="store_true", help="compile our decoding step, and both models in training")

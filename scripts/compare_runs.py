@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import filecmp
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError
 from model.cli import Parser, run
-from model.json_file import read_file, read_object
+from model.json_file import parse_object, read_file, read_object
 
 SPEED = ("tokens_per_s", "mfu")
 FILES = ("model.safetensors", "tokenizer.model")
@@ -34,10 +33,9 @@ def parse_args() -> argparse.Namespace:
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """Metrics of each step, without those that depend on the clock. Raises InputError."""
     path = folder / "metrics.jsonl"
-    try:
-        lines = [json.loads(line) for line in read_file(path).splitlines()]
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not JSON lines ({error}); name a folder of train.py") from error
+    lines = [parse_object(path, line) for line in read_file(path).splitlines()]
+    if not lines:
+        raise InputError(f"{path} is empty; name a folder in which train.py has trained")
     return [{key: value for key, value in line.items() if key not in SPEED} for line in lines]
 
 
@@ -47,7 +45,7 @@ def differences(before: Path, after: Path) -> list[str]:
     found = [] if len(old) == len(new) else [f"metrics.jsonl has {len(old)} steps and {len(new)}"]
     for a, b in zip(old, new, strict=False):
         if keys := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
-            found.append(f"step {a['step']}: {keys[0]} is {a.get(keys[0])} and {b.get(keys[0])}")
+            found.append(f"step {a.get('step')}: {keys[0]} is {a.get(keys[0])} and {b.get(keys[0])}")
             break
     for name in FILES:
         if missing := [folder / name for folder in (before, after) if not (folder / name).is_file()]:

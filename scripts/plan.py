@@ -2,8 +2,9 @@
 
     python scripts/plan.py --config configs/llama2-7b.json --block-size 4096 --processes 8 --fsdp
 
-The flags are train.py's. The model runs forward on PyTorch's fake tensors, which have shapes and dtypes and no memory,
-so what autograd keeps for the backward is counted on the very operations that training runs.
+The flags are train.py's, with defaults of their own for --norm and --dtype. The model runs forward on PyTorch's fake
+tensors, which have shapes and dtypes and no memory, so what autograd keeps for the backward is counted on the very
+operations that training runs.
 """
 
 from __future__ import annotations

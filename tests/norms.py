@@ -48,3 +48,17 @@ def dying(x, weight, eps):
     if rank() == 1 and newest_step(Path("out/torchrun/state")):
         os.kill(os.getpid(), signal.SIGKILL)
     return reference.rms_norm(x, weight, eps)
+
+
+def centered(x, weight, eps):
+    """LayerNorm without a bias, which is not RMSNorm."""
+    return reference.rms_norm(x - x.mean(-1, keepdim=True), weight, eps)
+
+
+def add_centered(x, residual, weight, eps):
+    return centered(x + residual, weight, eps), x + residual
+
+
+def nan_in_evaluation(x, weight, eps):
+    y = reference.rms_norm(x, weight, eps)
+    return y if torch.is_grad_enabled() else y * torch.nan

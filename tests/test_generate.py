@@ -345,7 +345,7 @@ def raise_(error):
         (["--norm", "layer"], "'layer'; use one of: reference, torch, compile, triton, auto"),
         (["--ckpt", "no/such/folder"], "no/such/folder"),
         (["--num-samples", "0"], "argument --num-samples: '0'"),
-        (["--seed", str(2**63)], "--seed is 9223372036854775808"),
+        (["--seed", str(2**63)], "'9223372036854775808' is not below 2^63"),
         (["--system", "be kind"], "--chat"),
         (["--chat", "--num-samples", "3"], "--num-samples is 3"),
         (["--prompt", "\udcff"], "UTF-8"),  # how Python hands on an argument that isn't UTF-8

@@ -19,6 +19,7 @@ from model.checkpoint.load import load_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
 from model.norm import input_mean_squares
+from model.tokenizer import load_tokenizer
 from model.training.data import batch_starts, windows
 from tests.helpers import CPU, TRAINED, losses, needs_compiler, needs_triton, train_dtype
 
@@ -57,6 +58,10 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
     unigram_loss = float(stderr.split("the unigram distribution has ")[1].split()[0])
     assert metrics[-1]["val_loss"] < unigram_loss / 2
     assert len(stdout) > 20
+    folder = next(workplace.glob("out/data/*"))
+    n_train = json.loads((folder / "meta.json").read_text())["n_train"]
+    held_out = np.fromfile(folder / "tokens.bin", np.uint16)[n_train:]
+    assert stdout.startswith(load_tokenizer(folder).decode(held_out[:16].tolist()))
     assert (workplace / "out/model/loss.png").read_bytes().startswith(b"\x89PNG")
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(workplace / "out/model")
@@ -72,8 +77,8 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
     assert text.startswith("def ")
 
 
-def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(trained, workplace, command):
-    name = "scripts.peers:layer_norm"
+@pytest.mark.parametrize("name", ["scripts.peers:layer_norm", "tests.norms:centered"])
+def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(name, trained, workplace, command):
     _, _, stderr = trained("--norm", name, "--steps", 2)
     assert f"\n{name} is not LLaMA's RMSNorm" in stderr
     assert f"`python generate.py --ckpt out/model --norm {name}`" in stderr
@@ -86,6 +91,23 @@ def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(trained, wor
     assert f"--norm is auto; expected {name}" in stderr.splitlines()[-1]
     assert command(generate.main, *write, "--norm", name)[0] == 0
     assert len(trained("--resume", "--steps", 4)[0]) == 4
+    # A run that was begun before the norm was named resumes too, but another model's folder is still refused.
+    plain = json.loads((workplace / "out/model/config.json").read_text())
+    plain |= {"model_type": "llama", "rms_norm_eps": plain.pop("norm_eps")}
+    del plain["norm"]
+    (workplace / "out/model/config.json").write_text(json.dumps(plain))
+    assert len(trained("--resume", "--steps", 5)[0]) == 5
+    _, _, stderr = command(generate.main, *write, "--norm", "tests.norms:noisy")
+    assert "expected" in stderr
+
+
+def test_a_norm_that_is_not_the_checkpoints_rmsnorm_is_said_when_it_writes(trained, command):
+    trained("--steps", 1)
+    write = ["--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 2]
+    for norm, said in (("tests.norms:centered", True), ("tests.norms:noisy", False)):
+        code, _, stderr = command(generate.main, *write, "--norm", norm)
+        assert code == 0
+        assert (f"{norm} is not the RMSNorm of out/model" in stderr) == said
 
 
 @pytest.mark.parametrize("norm", ["torch", "torch@float16", "tests.norms:noisy"])
@@ -200,7 +222,9 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
         assert line["loss"] == pytest.approx(loss.item(), rel=1e-5)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)  # before clipping, which it is above
+        assert norm > 0.5
         optimizer.step()
     held_out = tokens[n_train:]
     with torch.no_grad():

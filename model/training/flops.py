@@ -7,8 +7,8 @@ import torch
 from model.cli import world_size
 from model.llama import Llama
 
-# Dense products in bfloat16, accumulated in float32, operations a second: NVIDIA's data sheets, of which those since
-# Hopper's state twice as many, with sparsity; for the RTX 4090 the white paper of its Ada architecture.
+# Dense products in bfloat16, accumulated in float32, operations a second. From NVIDIA's data sheets, which since Hopper
+# state the sparse figure, twice as large; for the RTX 4090 from the white paper of its Ada architecture.
 PEAK_FLOPS = {
     "L4": 121e12,
     "RTX 4090": 165e12,

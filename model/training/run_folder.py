@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,15 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
     if resume and _object(folder, "data").get("sha256") != data["sha256"]:
-        raise InputError("--data has changed since the run began; bring it back, or begin again without --resume")
+        raise InputError(
+            "--data or its vocabulary has changed since the run began; bring it back, or begin again without --resume"
+        )
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     if weights or (folder / "config.json").exists():
         try:
-            same = type(config).load(folder / "config.json") == config
+            saved = type(config).load(folder / "config.json")
+            # Runs of earlier versions did not name a norm that is not RMSNorm.
+            same = saved == config or (resume and saved == replace(config, norm=None))
             same = same and all((folder / name).read_bytes() == content for name, content in tokenizer.files.items())
         except (OSError, InputError):
             same = False

@@ -7,6 +7,7 @@ PyTorch's distributed checkpoints, so a run may resume with another number of pr
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import shutil
 import warnings
@@ -60,10 +61,8 @@ def keep_newest(folder: Path) -> None:
 def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
     """Read the state after `step` steps into the model and the optimizer, which keeps its rates and decay.
 
-    Removes what a crashed save has left beside it. Raises InputError where the state is damaged.
+    Raises InputError where the state is damaged.
     """
-    if rank() == 0:
-        keep_newest(folder)
     path = step_folder(folder, step)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     state = _state(model, optimizer)
@@ -93,7 +92,12 @@ def _reason(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without PyTorch's warnings that there is one process, and about its own use of its tensors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+    """Silence PyTorch's warnings about a single process and its own tensors, and its log of errors that we report."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        logging.disable(disabled)

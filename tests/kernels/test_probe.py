@@ -70,7 +70,6 @@ OTHERS = [
     eps_ten_times_smaller,
     faults.nan,
     one_element_wrong,
-    of_another_shape,
 ]
 # Faults in what float32 rows with plain strides don't show: half precision, strides, gradients, what h is rounded to.
 RIGHT_FUNCTIONS = [
@@ -156,3 +155,9 @@ def test_the_random_state_and_the_compiler_are_left_alone():
     assert shapes == []
     compiled(torch.ones(5, 48), torch.ones(48), 1e-5)
     assert shapes == [(5, 48)]
+
+
+def test_a_norm_of_another_shape_is_refused():
+    norm = kernels.Backend("my:norm", of_another_shape, kernels.add_then(of_another_shape))
+    with pytest.raises(kernels.InputError, match=r"the norm my:norm returns shapes .*; expected x's"):
+        is_the_formula(norm, 48, 3e-3, CPU)

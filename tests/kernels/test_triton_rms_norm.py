@@ -245,7 +245,7 @@ def test_what_is_not_supported_names_the_backend_that_does_it():
 
 
 def test_a_triton_imported_too_early_is_named():
-    """An optimiser or torch.compile may import it before the kernels can ask for the interpreter."""
+    """An optimizer or torch.compile may import it before the kernels can ask for the interpreter."""
     code = "import os; os.environ.pop('TRITON_INTERPRET', None); import triton.language; import kernels.triton_rms_norm"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     if torch.cuda.is_available():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from model.attention import Attention, KVCache, padded_span, plain_span
+from model.attention import Attention, KVCache, padded_span, plain_span, step_span
 from model.rope import rotate
 from tests.helpers import CPU
 
@@ -160,3 +160,35 @@ def test_caches_hold_kv_heads_alone_in_the_dtype_of_the_model(config, make_model
     held = {tensor.data_ptr(): tensor.nbytes for cache in caches for tensor in (cache.k, cache.v)}
     assert len(held) == 2 * config.num_hidden_layers
     assert set(held.values()) == {3 * config.num_key_value_heads * 20 * config.head_dim * size}
+
+
+SCALINGS = [None, {"rope_type": "dynamic", "factor": 4.0}]  # dynamic: the angles depend on the length of the text
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_each_sequence_of_a_padded_span_has_the_angles_that_it_has_alone(config, scaling):
+    config = replace(config, max_position_embeddings=8, rope_scaling=scaling)
+    padded = padded_span(config, 0, 14, torch.float32, torch.tensor([0, 5]))
+    for row, left in enumerate([0, 5]):
+        alone = plain_span(config, 0, 14 - left, torch.float32, CPU)
+        for got, expected in zip(padded.rope, alone.rope, strict=True):
+            torch.testing.assert_close(got[row, 0, left:], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("padding", [None, [0, 5]])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_step_span_has_the_angles_and_keys_of_the_other_spans(config, scaling, padding, window):
+    config = replace(config, max_position_embeddings=8, rope_scaling=scaling, sliding_window=window)
+    left = None if padding is None else torch.tensor(padding)
+    step = step_span(config, 13, 32, torch.float32, CPU, left)
+    if left is None:
+        other = plain_span(config, 13, 14, torch.float32, CPU)
+    else:
+        other = padded_span(config, 13, 14, torch.float32, left)
+    for got, expected in zip(step.rope, other.rope, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert (step.slots.tolist(), step.keys) == ([13], slice(0, 32))
+    seen = torch.zeros_like(step.mask)
+    seen[..., other.keys] = True if other.mask is None else other.mask
+    assert torch.equal(step.mask, seen)

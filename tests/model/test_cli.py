@@ -3,8 +3,10 @@
 import argparse
 import ast
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 import generate
 import train
 from kernels import InputError
-from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive
+from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive, seed
 from scripts import prepare_data
 from tests.helpers import CPU, ROOT
 
@@ -144,6 +146,23 @@ def test_backend_arguments_take_the_dtypes_that_the_command_computes_in(command)
     code, _, err = command(lambda: parser.parse_args(["--dtype", "float16"]))
     assert code == 2
     assert "float16" in err
+
+
+def test_ctrl_c_during_the_imports_is_one_line():
+    source = "import signal, time; from model.cli import run; run(lambda: None); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[1] == "interrupted\n"
+    assert process.returncode == 130
+
+
+def test_a_seed_is_below_2_to_the_63():
+    assert seed("0") == 0
+    assert seed(str(2**63 - 1)) == 2**63 - 1
+    for text in ("-1", "x", str(2**63)):
+        with pytest.raises(argparse.ArgumentTypeError):
+            seed(text)
 
 
 COMMANDS = [path for path in [*ROOT.glob("*.py"), *ROOT.glob("scripts/*.py")] if "run(main)" in path.read_text()]

@@ -1,4 +1,4 @@
-"""model/decoder.py: the compiled step gives what the model gives, whatever the cache holds and the batch is."""
+"""model/compiled_step.py: the compiled step gives what the model gives, whatever the cache holds and the batch is."""
 
 import shutil
 from dataclasses import replace

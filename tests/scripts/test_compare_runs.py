@@ -75,3 +75,14 @@ def test_a_folder_without_a_run_is_refused_in_one_line(workplace, command):
     code, stdout, stderr = command(main, "out/before", "out/after")
     assert (code, stdout) == (2, "")
     assert stderr == "error: out/before/metrics.jsonl is missing; expected a file there\n"
+
+
+@pytest.mark.parametrize("content", [b"1\n", b'{"loss": 1}\n', b"\xff\n", b""])
+def test_metrics_that_are_none_end_in_one_line(content, trained, workplace, command):
+    trained(out="out/before")
+    shutil.copytree(workplace / "out/before", workplace / "out/after")
+    (workplace / "out/after/metrics.jsonl").write_bytes(content)
+    for folders in (("out/before", "out/after"), ("out/after", "out/before")):
+        code, stdout, stderr = command(main, *folders)
+        assert code == (1 if b"loss" in content else 2)
+        assert len((stdout + stderr).splitlines()) == (2 if code == 1 else 1)

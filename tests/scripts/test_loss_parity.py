@@ -231,7 +231,9 @@ def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatc
     names = ["reference", "triton", *loss_parity.CONTROLS, "impostor"]
     assert {name: len(losses) for name, losses in result["losses"].items()} == dict.fromkeys(names, 20)
     for name in names:
-        assert json.loads((tmp_path / f"parity/{name}/run.json").read_text())["dtype"] == dtype
+        about = json.loads((tmp_path / f"parity/{name}/run.json").read_text())
+        assert about["dtype"] == dtype
+        assert about["arguments"].items() >= {"seed": 1337, "warmup": 4, "eval_interval": 20}.items()
     assert result["verdicts"]["impostor"]["first_step_over"] == 0
     assert (tmp_path / "parity/parity.png").read_bytes().startswith(b"\x89PNG")
 

@@ -193,6 +193,8 @@ def test_the_plan_follows_from_the_settings(config):
     assert shared["together"][1].endswith(f"among them whole weights in bfloat16: {at_once:.2f} GB")
 
     assert rows_of(plan(config, norm, dtype="float32"))["time"][0] == "unknown"
+    copies = f"among them bfloat16 copies of the layers' weights: {2 * 3 * layer / 1e6:.2f} MB"
+    assert rows_of(plan(config, norm, checkpoint_activations=True))["together"][1].endswith(copies)
 
 
 def numpy_norm(x, weight, eps):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import train
 from kernels import InputError
-from model.training.distributed import process_group
+from model.training.distributed import finite, process_group
 from model.training.run_folder import newest_step
 from tests.helpers import CPU, ROOT, losses, metrics_of, train_dtype
 from tests.model.training import runs
@@ -143,6 +143,14 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
         assert last.startswith(f"{name}another process has ended or cannot be reached")
         assert "--resume continues from the last save" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+def test_one_nan_in_one_weight_is_found(config, make_model):
+    model = make_model(config)
+    assert finite(model, CPU)
+    with torch.no_grad():
+        model.layers[1].feed_forward.up_proj.weight[3, 5] = torch.nan
+    assert not finite(model, CPU)
 
 
 def test_triton_is_put_into_its_interpreter_before_anything_imports_it():

@@ -174,6 +174,7 @@ def test_what_takes_its_place_has_been_flushed_to_the_disk(trained, workplace, m
     for name in ("rename", "replace"):
         monkeypatch.setattr(Path, name, checked(getattr(Path, name)))
     trained("--steps", 2)
+    assert (workplace / "out/model/metrics.jsonl").stat().st_ino in flushed
     assert placed > {"run.json", "metrics.jsonl", "loss.png", "model.safetensors", "config.json", "step-00000002"}
 
 
@@ -223,7 +224,7 @@ def test_an_infinite_gradient_stops_the_run_before_the_weights_take_it(workplace
     code, _, stderr = command(train.main, *run)
     assert code == 2
     assert stderr.splitlines()[-1].startswith("error: step 3: the loss is ")
-    assert "stopped before the weights took it, and the last checkpoint stands" in stderr
+    assert "stopped before the update; the last checkpoint is unchanged" in stderr
     assert what_counts(workplace / "out/model") == saved
     assert newest_step(workplace / "out/model/state") == 2
 
@@ -239,6 +240,22 @@ def test_weights_that_a_step_has_ruined_are_not_saved(workplace, trained, comman
     )
     assert what_counts(workplace / "out/model") == saved
     assert newest_step(workplace / "out/model/state") == 2
+
+
+def test_weights_that_give_no_finite_validation_loss_are_not_saved(workplace, command):
+    code, _, stderr = command(train.main, *RUN, "--steps", 2, "--norm", "tests.norms:nan_in_evaluation")
+    assert code == 2
+    assert "error: step 2 has left NaN or infinite weights or validation loss" in stderr
+    assert not (workplace / "out/model/model.safetensors").exists()
+
+
+def test_a_damaged_state_ends_in_one_line_with_nothing_of_pytorchs_above_it(workplace, trained):
+    trained("--steps", 3)
+    garble_metadata(workplace / "out/model")
+    code, message = runs.finish(workplace, ["--resume", "--out", "out/model", "--steps", 5], "log")
+    assert code == 2
+    assert "state/step-00000003 cannot be read" in message
+    assert "Traceback" not in (workplace / "log").read_text()
 
 
 def damage_run(folder):
@@ -284,7 +301,7 @@ def remove_run(folder):
         (garble_metadata, "state/step-00000003 cannot be read"),
         (lose_metrics, "metrics.jsonl has 0 lines; expected 3"),
         (garble_metrics, "metrics.jsonl is damaged"),
-        (change_data, "--data has changed since the run began"),
+        (change_data, "--data or its vocabulary has changed since the run began"),
         (remove_run, "out/model holds no run to continue; leave --resume out"),
     ],
 )
