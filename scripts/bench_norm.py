@@ -154,7 +154,7 @@ def warm_up(steps: Steps, tensors: Tensors) -> Result:
 
 
 def capture(steps: Steps) -> Steps:
-    """The same steps as CUDA graphs. They share their memory, so they are made in the order of their replay."""
+    """These steps as CUDA graphs. They share their memory, so they are made in the order of their replay."""
     graphs, pool = [torch.cuda.CUDAGraph() for _ in steps], torch.cuda.graph_pool_handle()
     for graph, step in zip(graphs, steps, strict=True):
         with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):

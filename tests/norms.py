@@ -12,7 +12,7 @@ from model.training.run_folder import newest_step
 
 
 def noisy(x, weight, eps):
-    """Rounds at random, as kernels in low precision do: the run depends on every random number drawn."""
+    """A norm with random rounding, as kernels in low precision have it: the run depends on every random number."""
     return reference.rms_norm(x, weight, eps) * (1 + 1e-3 * torch.rand_like(x))
 
 
@@ -24,7 +24,7 @@ def infinite_gradient(x, weight, eps):
 
 
 def checked(x, weight, eps):
-    """Fails unless its inputs are bfloat16 and its statistics float32: rounded, they'd change most elements."""
+    """A norm that fails unless its inputs are bfloat16 and its statistics float32, whose rounding would show."""
     y = reference.rms_norm(x, weight, eps)
     if not torch.is_grad_enabled():  # the sample at the end is float32's
         return y

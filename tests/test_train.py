@@ -133,7 +133,7 @@ def test_metrics_have_a_line_a_step(trained):
     ]
 
 
-def test_first_loss_is_that_of_knowing_nothing(trained):
+def test_first_loss_is_that_of_a_uniform_guess(trained):
     metrics, _, _ = trained("--steps", 1)
     # Logits of a fresh model are close to 0, so every token costs about ln(vocabulary).
     assert losses(metrics)[0] == pytest.approx(math.log(290), rel=0.02)
@@ -363,7 +363,7 @@ REFUSED = {
     "more parts than sequences": ("--grad-accum 5", "--batch-size 4 has too few sequences for --grad-accum 5 parts"),
     "no steps": ("--steps 0", "'0' is not a positive integer"),
     "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
-    "out inside a file": ("--out text.txt/x", "--out text.txt/x cannot be made"),
+    "out inside a file": ("--out text.txt/x", "--out text.txt/x cannot be written"),
     "out is a file": ("--out text.txt", "--out text.txt is a file"),
     "out holds another model": ("--out other", "--out other holds another model"),
 }

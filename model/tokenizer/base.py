@@ -99,7 +99,7 @@ class Tokenizer:
         return self._piece_bytes(id) if 0 <= id < self.vocab_size else UNKNOWN
 
     def _piece_bytes(self, id: int) -> bytes:
-        """The same for an id below vocab_size that is not a control token's."""
+        """UTF-8 bytes of an id below vocab_size that is not a control token's."""
         raise NotImplementedError
 
 

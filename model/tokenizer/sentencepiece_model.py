@@ -61,7 +61,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     @cached_property
     def _continued(self) -> sentencepiece.SentencePieceProcessor:
-        """The same model without the space that LLaMA's puts before a text."""
+        """This model without the space that LLaMA's puts before a text."""
         return sentencepiece.SentencePieceProcessor(model_proto=self.files["tokenizer.model"] + NO_DUMMY_PREFIX)
 
     def _encode(self, text: str, first: bool) -> list[int]:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from kernels import InputError
 from model.checkpoint.save import replace_file
-from model.cli import rank, say, world_size
+from model.cli import make_folder, rank, say, world_size
 from model.training.curves import plot_losses, plot_norms
 from model.training.distributed import agreed, wait_for_all
 from model.training.run_folder import METRICS, RUN, STATE
@@ -30,7 +30,7 @@ def begin_run(args: argparse.Namespace, metrics: list[dict[str, Any]], about: di
     """Write run.json, which says how to repeat the run, and the metrics of earlier steps. Call it in all processes.
 
     Where there are none, clear the folder of what an earlier run left to resume from. Raises InputError where --out
-    cannot be made or is not one folder for all processes.
+    is not writable, or not one folder for all processes.
     """
     wait_for_all()
     if rank() == 0:
@@ -54,16 +54,13 @@ def _write_run(args: argparse.Namespace, metrics: list[dict[str, Any]], about: d
         "versions": {"python": platform.python_version(), "torch": torch.__version__, **packages},
         "machine": platform.platform(),
     }
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        if not metrics:
-            shutil.rmtree(args.out / STATE, ignore_errors=True)
-            for picture in ("loss.png", "norms.png"):
-                (args.out / picture).unlink(missing_ok=True)
-        replace_file(args.out / RUN, (json.dumps(run, indent=2) + "\n").encode())
-        replace_file(args.out / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
-    except OSError as error:
-        raise InputError(f"--out {args.out} cannot be made ({error.strerror}); name a folder that can") from error
+    make_folder("--out", args.out)
+    if not metrics:
+        shutil.rmtree(args.out / STATE, ignore_errors=True)
+        for picture in ("loss.png", "norms.png"):
+            (args.out / picture).unlink(missing_ok=True)
+    replace_file(args.out / RUN, (json.dumps(run, indent=2) + "\n").encode())
+    replace_file(args.out / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
 
 
 class RunLog:

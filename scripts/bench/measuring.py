@@ -1,4 +1,4 @@
-"""What the benchmarks share: a description of the machine and its limits, calls timed in turn, and their table."""
+"""Shared by the benchmarks: a description of the machine and its limits, calls timed in turn, and their table."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def in_turn(calls: dict[str, Callable[[], Result]], repeats: int) -> dict[str, list[Result]]:
-    """What each call returns, one result per repeat. All are called once before the first turn that counts."""
+    """Results of each call, one per repeat. All are called once before the first turn that counts."""
     turns = [{name: call() for name, call in calls.items()} for _ in range(repeats + 1)]
     return {name: [turn[name] for turn in turns[1:]] for name in calls}
 

@@ -47,7 +47,7 @@ MORE = 16  # tokens decoded after each context
 
 
 class Setup(NamedTuple):
-    """What a part is measured with."""
+    """Everything with which a part is measured."""
 
     args: Namespace
     folder: Path  # of the checkpoint
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
     dtype: str
 
     def in_turn(self, **calls: Callable[[], Result]) -> dict[str, list[Result]]:
-        """What each call returns, one result per repeat; without transformers only what "ours" returns."""
+        """Results of each call, one per repeat; without transformers only those of "ours"."""
         return in_turn(calls if transformers else {"ours": calls["ours"]}, self.args.repeats)
 
     def flop_rate(self, rate: float) -> str:
@@ -99,7 +99,7 @@ class Ours:
 
 
 class Theirs:
-    """The same of transformers' model."""
+    """The same calls of transformers' model."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.cache = model, transformers.DynamicCache(config=model.config)

@@ -1,4 +1,4 @@
-"""What a kernel does, read from Triton's intermediate code (TTIR) and from PTX, cubins and AMD's assembly."""
+"""Read loads, stores and registers of a kernel from Triton's TTIR, from PTX, cubins and AMD's assembly."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def accesses_of(launch: Launch) -> list[Access]:
 
 
 class _Reader:
-    """Where the values of a kernel's intermediate code come from, and the loops around the line being read."""
+    """Origins of the values of a kernel's intermediate code, and the loops around the line being read."""
 
     def __init__(self, launch: Launch) -> None:
         source = launch.compiled.src

@@ -23,7 +23,7 @@ class Launch(NamedTuple):
 
 
 class FakeDriver:
-    """What Triton asks of a driver before it compiles, answered for a GPU that is not here."""
+    """Stand-in for the driver that Triton asks before it compiles, for a GPU that is not here."""
 
     def __init__(self, target: str) -> None:
         from triton.backends.compiler import GPUTarget

@@ -205,7 +205,7 @@ def dweight_is_summed_in_float32(norm, dtype):
 
 
 def dweight_is_made_of_the_rounded_x_hat(norm):
-    """As autograd has it, since the weight multiplies the rounded one. A float32 weight shows the bits."""
+    """dweight comes from the rounded x_hat, since the weight multiplies that. A float32 weight shows the bits."""
     x, weight = rows(1, 48, dtype=torch.float16), weights(48)
     _, dweight = gradients(norm, x, weight, torch.ones_like(x))
     assert_equal(dweight, dweight.half().float())

@@ -13,7 +13,7 @@ from tests.kernels.contract import EPS, rows, weights
 
 
 def without(monkeypatch, package):
-    """As if `package` were not installed."""
+    """Make `package` look as if it were not installed."""
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == package else found(name, *rest)

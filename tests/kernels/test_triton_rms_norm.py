@@ -1,4 +1,4 @@
-"""What is particular to the Triton kernels; their values are the business of test_norm_contract.py."""
+"""The Triton kernels' own promises; their values are tested by test_norm_contract.py."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_forward_operator_passes_opcheck(shape, dtype, residual):
     ids=["transposed", "float64", "mixed", "swapped"],
 )
 def test_operators_say_the_right_strides_and_dtypes(x, residual):
-    """What a compiler is told before anything runs."""
+    """Properties that a compiler learns before anything runs."""
     weight = weights(48, x.dtype)
     arguments = (x.requires_grad_(), residual, weight, EPS, False, False)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm.default, arguments).values()) == {"SUCCESS"}

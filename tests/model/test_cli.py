@@ -53,7 +53,7 @@ def test_a_fault_of_ours_keeps_its_traceback(command):
         command(main)
 
 
-def test_a_reader_that_leaves_early_is_no_traceback():
+def test_a_closed_pipe_ends_without_a_traceback():
     program = "from model.cli import run\nrun(lambda: print('x\\n' * 10**6))"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE

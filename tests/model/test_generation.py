@@ -100,7 +100,7 @@ def test_prompts_of_different_lengths_in_a_batch_get_what_each_gets_alone(config
     assert len({tuple(text) for text in alone}) == 4  # or the comparison would see no mixed-up rows
 
 
-def test_a_batch_goes_on_until_its_last_text_has_ended(config, make_model):
+def test_a_batch_runs_until_its_last_text_has_ended(config, make_model):
     model, prompts = make_model(config), [[5, 6], [9], [1, 2, 3]]
     alone = [greedy(model, prompt, 25) for prompt in prompts]
     end = alone[1][7]
@@ -118,7 +118,7 @@ def test_every_text_of_a_batch_may_fill_the_context(config, make_model):
     assert [short] == texts(generate(model, prompts[1:], 62, set(), likeliest))
 
 
-def test_an_end_id_stops_and_is_not_given_out(config, make_model):
+def test_an_end_id_stops_the_text_and_is_not_yielded(config, make_model):
     model = make_model(config)
     prompt, new = varied(model, 5)
     assert texts(generate(model, [prompt], 20, {new[3], 60}, likeliest)) == [new[:3]]
@@ -133,7 +133,7 @@ def test_one_call_leaves_nothing_for_the_next(config, make_model):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_are_named_with_their_step(config, make_model, bad):
+def test_nan_or_infinite_logits_are_named_with_their_step(config, make_model, bad):
     model = make_model(config)
     prompt, new = varied(model, 3)
     model.embed_tokens.weight.data[new[1]] = bad  # read when the second token is fed back

@@ -50,7 +50,7 @@ def test_gate_and_up_swapped_would_be_caught(feed_forward, x):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_feed_forward_is_transformers_bit_for_bit(config, feed_forward, x, dtype):
-    """The same operations in the same order, so the same roundings."""
+    """transformers does the same operations in the same order, so the roundings are the same."""
     theirs = LlamaMLP(transformers.LlamaConfig(**config.to_dict()))
     theirs.load_state_dict(feed_forward.state_dict())
     ours = feed_forward.to(dtype)(x.to(dtype))

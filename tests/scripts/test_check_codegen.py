@@ -36,7 +36,7 @@ def test_kernels_pass():
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory):
-    """What the check says of the forward kernel, by target, when these edits are made in a copy of it."""
+    """Findings on the forward kernel, by target, when these edits are made in a copy of it."""
 
     def check_copy(width, *edits, step="forward"):
         copy = tmp_path_factory.mktemp("copy")

@@ -1,4 +1,4 @@
-"""What the tests of checkpoint directories share: kinds of models, loading, and bounds for what is the same."""
+"""Shared by the tests of checkpoint directories: kinds of models, loading, and bounds for what is the same."""
 
 from types import SimpleNamespace
 

@@ -84,7 +84,7 @@ def test_shards_load_by_their_index(tmp_path, config, dtype):
 )
 @pytest.mark.parametrize("bare", [False, True])
 def test_prefixes_of_wrappers_are_stripped(saved, prefix, bare):
-    """In any order, with and without the leading `model.`"""
+    """Prefixes of wrappers, in any order, with and without the leading `model.`"""
     model, folder = saved()
 
     def wrap(tensors):

@@ -12,7 +12,7 @@ from model.training.flops import forward_flops, peak_flops
 from tests.helpers import CPU
 
 
-def test_operations_are_those_that_a_counter_counts(config):
+def test_flops_match_pytorchs_counter(config):
     model = Llama(replace(config, head_dim=16), kernels.load_backend("reference", CPU))
     batch = torch.zeros(3, 33, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):

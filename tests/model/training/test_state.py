@@ -74,7 +74,7 @@ def test_an_interrupted_and_resumed_run_is_bit_identical(norm, step, more, train
     assert len(whole[0]) == (4 if norm == "triton" else 8)
 
 
-def test_the_noisy_depends_on_the_random_state(trained, monkeypatch):
+def test_the_noisy_norm_depends_on_the_random_state(trained, monkeypatch):
     noisy = losses(trained("--norm", "tests.norms:noisy", out="out/0")[0])
     monkeypatch.setattr(train, "step_seed", lambda seed, step, process: 5)
     assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
@@ -154,7 +154,7 @@ def test_a_run_killed_at_many_points_of_a_save_is_the_run_left_alone(workplace):
     assert 20 < call < 90  # so often do two saves flush, rename and remove
 
 
-def test_what_takes_its_place_has_been_flushed_to_the_disk(trained, workplace, monkeypatch):
+def test_files_are_fsynced_before_the_rename(trained, workplace, monkeypatch):
     flushed, placed = set(), set()
 
     def fsync(descriptor, usual=os.fsync):
@@ -379,7 +379,7 @@ def test_a_damaged_unfinished_run_is_refused_with_a_way_out(workplace, command, 
     assert command(train.main, *RUN, "--steps", 4)[0] == 128 + signal.SIGTERM  # at the same step again
 
 
-def test_ctrl_c_while_a_state_is_read_is_no_damage(workplace, trained, command, monkeypatch):
+def test_ctrl_c_while_a_state_is_read_is_not_reported_as_damage(workplace, trained, command, monkeypatch):
     trained("--steps", 2)
 
     def interrupted(*arguments, **keywords):

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the arithmetic of a row, turns, and the description of the machine."""
+"""scripts/bench/measuring.py: the arithmetic of a row, turns, and the description of the machine."""
 
 import pytest
 import torch
