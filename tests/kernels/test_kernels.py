@@ -71,7 +71,7 @@ def test_auto_is_triton_on_a_gpu(monkeypatch):
 
 def test_triton_where_it_is_not_installed(monkeypatch):
     without(monkeypatch, "triton")
-    with pytest.raises(InputError, match="triton is not installed; .* use --norm torch"):
+    with pytest.raises(InputError, match=r"triton is not installed; .* use --norm torch"):
         kernels.load_backend("triton", CPU)
     assert kernels.load_backend("auto", torch.device("cuda")).description == "torch"
 
