@@ -36,11 +36,7 @@ def parse_args() -> argparse.Namespace:
     add("--data", default="python", help="python (its standard library's source), shakespeare, a text file or a folder")
     out_help = "folder for the checkpoint, the state for --resume, metrics and curves"
     add("--out", type=Path, default=Path("out/tiny"), help=out_help)
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the run in --out with its arguments; flags given here win",
-    )
+    add("--resume", action="store_true", help="continue the run in --out with its arguments; flags given here win")
     parser.add_backend_arguments(["float32", "bfloat16"])
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU alone)")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}
@@ -54,9 +50,9 @@ def parse_args() -> argparse.Namespace:
     add("--lr", type=positive(float), default=2e-3, help="peak learning rate")
     add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine (default: --lr / 20)")
     add("--warmup", type=not_negative(int), default=20, help="steps of linearly rising learning rate")
-    add("--weight-decay", type=not_negative(float), default=0.1, help="of matrices; norms have none")
+    add("--weight-decay", type=not_negative(float), default=0.1, help="decay of matrices; norms have none")
     add("--grad-clip", type=positive(float), default=1.0, help="largest norm of the gradient")
-    add("--seed", type=seed, default=1337, help="of the weights, the order of the data and the sample")
+    add("--seed", type=seed, default=1337, help="seed of the weights, the order of the data and the sample")
     add("--eval-interval", type=positive(int), default=25, help="steps between validation losses")
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
     add("--log-norms", type=positive(int), metavar="N", help="every N steps, log the norms' inputs and draw norms.png")
