@@ -20,11 +20,24 @@ import sys
 import time
 from pathlib import Path
 
+from kernels import InputError
 from model.cli import Parser, not_negative, positive, rank, run, say, seed, world_size
-from model.training.run_folder import METRICS, STATE, check_folder, earlier_metrics, newest_step, saved_arguments
+from model.training.run_folder import (
+    METRICS,
+    RUN,
+    STATE,
+    check_folder,
+    earlier_metrics,
+    locked,
+    newest_step,
+    saved_arguments,
+)
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
 NORM_SEQUENCES = 4  # of them, those that --log-norms looks at
+WARMUP = 20  # steps, unless a run is shorter than five times that
+LARGEST_RATE = 1e6  # of --lr and --weight-decay; their product, and Adam's tenfold first step, fit into float32
+LARGEST_STEP = 2**28  # tokens: a step's windows then take 2 GiB
 DATA = Path("out/data")  # prepared texts
 TINY = Path(__file__).parent / "configs/tiny.json"
 
@@ -49,7 +62,8 @@ def parse_args() -> argparse.Namespace:
     add("--vocab-size", type=positive(int), help="pieces of the tokenizer (default: the config's)")
     add("--lr", type=positive(float), default=2e-3, help="peak learning rate")
     add("--min-lr", type=not_negative(float), help="learning rate at the end of the cosine (default: --lr / 20)")
-    add("--warmup", type=not_negative(int), default=20, help="steps of linearly rising learning rate")
+    warmup_help = f"steps of linearly rising learning rate (default: {WARMUP}, or a fifth of --steps if that is less)"
+    add("--warmup", type=not_negative(int), help=warmup_help)
     add("--weight-decay", type=not_negative(float), default=0.1, help="decay of matrices; norms have none")
     add("--grad-clip", type=positive(float), default=1.0, help="largest norm of the gradient")
     add("--seed", type=seed, default=1337, help="seed of the weights, the order of the data and the sample")
@@ -58,10 +72,47 @@ def parse_args() -> argparse.Namespace:
     add("--log-norms", type=positive(int), metavar="N", help="every N steps, log the norms' inputs and draw norms.png")
     args = parser.parse_args()
     if args.resume:
-        parser.set_defaults(**saved_arguments(args.out))
-        args = parser.parse_args()
+        args = resumed(parser, args)
+    check_numbers(args)
     args.config = args.config or str(TINY)
     return args
+
+
+def resumed(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments of the run in --out, parsed as flags, before those given now. Raises InputError."""
+    flags = []
+    for name, value in saved_arguments(args.out).items():
+        flag = name.replace("_", "-")
+        if value is None or name not in vars(args).keys() - {"out", "resume"}:  # earlier versions had other flags
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags.append(f"--{flag}={value}")
+    try:
+        parser.parse_args(flags)
+    except InputError as error:
+        raise InputError(f"{args.out / RUN}: {error}; or remove that file, and give the run's flags again") from error
+    return parser.parse_args([*flags, *sys.argv[1:]])
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raises InputError for numbers that don't fit each other, or no computation."""
+    if args.warmup is not None and args.warmup >= args.steps:
+        raise InputError(
+            f"--warmup {args.warmup} leaves none of --steps {args.steps} at the full learning rate; use fewer, "
+            "or leave it out for a fifth of --steps"
+        )
+    if args.min_lr is not None and args.min_lr > args.lr:
+        raise InputError(f"--min-lr {args.min_lr:g} is above --lr {args.lr:g}; expected at most that")
+    for flag, rate in (("--lr", args.lr), ("--weight-decay", args.weight_decay)):
+        if rate > LARGEST_RATE:
+            raise InputError(f"{flag} is {rate:g}; expected at most {LARGEST_RATE:g}")
+    if args.batch_size * args.block_size > LARGEST_STEP:
+        raise InputError(
+            f"--batch-size {args.batch_size} sequences of --block-size {args.block_size} tokens are too many for one "
+            f"step; expected at most {LARGEST_STEP:,} tokens"
+        )
 
 
 if __name__ == "__main__":
@@ -75,7 +126,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kernels import Backend, InputError, load_backend
+from kernels import Backend, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
@@ -100,12 +151,16 @@ def main() -> None:
         for name, value in saved_arguments(args.out).items():
             if getattr(args, name, value) != value:
                 say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
+    if args.warmup is None:
+        args.warmup = min(WARMUP, args.steps // 5)
+        if args.warmup < WARMUP:
+            say(f"the learning rate warms up for {args.warmup} steps, a fifth of --steps {args.steps}")
     config = LlamaConfig.load(args.config)
     if args.vocab_size:
         config = replace(config, vocab_size=args.vocab_size)
     check_shapes(args, config, world_size())
     device = distributed.own_device(args.device)
-    with distributed.process_group(device):
+    with distributed.process_group(device), locked(args.out):
         signal_number = train(args, config, device)
     if signal_number:
         sys.exit(128 + signal_number)
@@ -143,10 +198,10 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     if done:
         load_state(args.out / STATE, done, model, optimizer)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32 and not args.fsdp)
-    begin_run(args, metrics, {**about, "data": meta})
+    begin_run(args, done, metrics, {**about, "data": meta})
 
     names, unigram_loss = norm_names(model), meta["unigram_loss"]
-    log = RunLog(args.out, metrics, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed)
+    log = RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed)
     with log, caught_signals() as caught:
         for step in range(done, args.steps):
             # Update the weights.
@@ -230,12 +285,15 @@ def describe(
     mode = f"{dtype_name} on {device}, compiled" if compiled else f"{dtype_name} on {device}"
     say(f"{n_parameters / 1e6:.2f} M parameters, vocabulary {config.vocab_size}, {n_tokens:,} training tokens")
     say(f"norm {norm}, eps {config.rms_norm_eps:g}, {mode}")
+    if config.attention_dropout:
+        say(f"{args.config} has attention_dropout {config.attention_dropout:g}, which is not computed")
     if config.norm:
         say(f"{config.norm} is not LLaMA's RMSNorm: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:
         say(f"{world_size()} processes, {'FSDP2: each holds a shard of the weights' if args.fsdp else 'data parallel'}")
     if args.resume:
-        say(f"{args.out} resumes after step {done}")
+        begins = f"resumes after step {done}" if done else "has saved nothing yet: the run begins at step 0"
+        say(f"{args.out} {begins}")
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     about = {"norm": norm, "dtype": dtype_name, "device": str(device), "device_name": device_name}
     return {**about, "compiled": compiled}

@@ -126,6 +126,8 @@ def _interrupted() -> NoReturn:
 
 def _fail(message: str) -> NoReturn:
     text = " ".join(message.split())
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # torchrun ends this process meanwhile, if the first one failed too
+        time.sleep(5)
     process = f" in process {rank()}" if rank() else ""
     print(f"error{process}: {text if len(text) <= 1000 else text[:1000] + ' ...'}", file=sys.stderr)
     sys.exit(2)

@@ -64,6 +64,7 @@ from tqdm import tqdm
 
 from kernels import reference
 from model.config import LlamaConfig
+from model.training.picture import why_not_drawn
 from scripts import peers
 from scripts.bench.measuring import describe
 from scripts.bench.norm_report import Result, plot, report
@@ -254,9 +255,10 @@ def main() -> None:
     arguments = {name: str(value) for name, value in vars(args).items()}
     result = {"machine": machine, "arguments": arguments, "results": results}
     (args.out / "norm.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(results, args.out / "norm.png")
+    undrawn = why_not_drawn(plot, results, args.out / "norm.png")
     print(machine, f"x in {args.dtype}, weight in {args.weight_dtype}", *report(results), sep="\n")
-    say(f"wrote {args.out / 'norm.json'} and {args.out / 'norm.png'}")
+    say(f"wrote {args.out / 'norm.json'}")
+    say(undrawn or f"drew {args.out / 'norm.png'}")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,14 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
 from kernels import load_backend
 from kernels.reference import scale, wide_dtype
-from model.cli import choose_autocast_dtype, choose_device, make_folder, say
+from model.cli import choose_autocast_dtype, choose_device, say
+from model.training.picture import new_figure, why_not_drawn
+from model.training.run_folder import locked
 
 
 def control_columns(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -164,10 +165,7 @@ def judge(losses: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 
 def plot(losses: dict[str, list[float]], path: Path) -> None:
     """Loss curves above, the absolute difference from the reference below, on a log axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    figure = Figure(figsize=(7, 6.4), layout="constrained")
+    figure = new_figure(7, 6.4)
     above, below = figure.subplots(2, 1, sharex=True)
     reference, equal = np.array(losses["reference"]), 1e-8  # a logarithm has no 0 to draw
     above.plot(reference, label="reference", color="0.85", linewidth=6)
@@ -193,8 +191,8 @@ def plot(losses: dict[str, list[float]], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def main() -> None:
-    args = parse_args()
+def compare(args: argparse.Namespace) -> bool:
+    """Train with each norm, write parity.json and the picture, and print the verdicts. Returns True for parity."""
     names = norms_to_compare(args.norms)
     rounded = f"@{args.norm_dtype}" if args.norm_dtype else ""
     ours = {name: f"scripts.loss_parity:{name}" for name in (*CONTROLS, "impostor")}
@@ -206,7 +204,6 @@ def main() -> None:
     for norm in runs.values():
         load_backend(norm, device)  # refuse a wrong name before the first run
     out = Path(args.out)
-    make_folder("--out", out)
     say(f"{args.dtype} on {device}")
     losses = {}
     with tqdm(total=len(runs) * args.steps, unit="step", disable=None) as bar:
@@ -228,7 +225,7 @@ def main() -> None:
         "losses": losses,
     }
     (out / "parity.json").write_text(json.dumps(result, indent=1) + "\n")
-    plot(losses, out / "parity.png")
+    undrawn = why_not_drawn(plot, losses, out / "parity.png")
 
     title = f"norm{rounded}, in {args.dtype}"
     print(f"{title:<28}{'step 0 differs by':>18}{'largest difference':>20}{'final loss':>12}  verdict")
@@ -241,8 +238,16 @@ def main() -> None:
     if refused:
         print(f"refused by the other controls: {', '.join(refused)}; this run is too short or too small to tell")
     print("parity" if result["parity"] else "no parity")
-    say(f"wrote {out / 'parity.json'} and {out / 'parity.png'}")
-    sys.exit(0 if result["parity"] else 1)
+    say(f"wrote {out / 'parity.json'}")
+    say(undrawn or f"drew {out / 'parity.png'}")
+    return result["parity"]
+
+
+def main() -> None:
+    args = parse_args()
+    with locked(Path(args.out)):
+        parity = compare(args)
+    sys.exit(0 if parity else 1)
 
 
 if __name__ == "__main__":

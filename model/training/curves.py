@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure  # alone, since pyplot would look for a window to draw in
-from matplotlib.ticker import MaxNLocator
 
 from model.checkpoint.save import replace_file
+from model.training.picture import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 N_CURVES = 20  # logged steps that are drawn: more cannot be told apart
+WHOLE_STEPS: dict[str, Any] = {"nbins": 10, "steps": [1, 2, 5, 10], "integer": True, "min_n_ticks": 1}  # for a locator
 
 
 def plot_losses(metrics: list[dict[str, Any]], unigram_loss: float, path: Path) -> None:
-    """Draw training and validation loss over the steps, and the loss of predicting each token by its frequency."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    """Draw training and validation loss over the steps, and the loss of predicting each token by its frequency.
+
+    The training curve has a gap where steps are missing from the metrics.
+    """
+    figure = new_figure(7, 4)
     axes = figure.subplots()
-    steps = [m["step"] + 1 for m in metrics]
-    marker = "o" if len(steps) == 1 else None  # a line through one step shows nothing
-    axes.plot(steps, [m["loss"] for m in metrics], color="0.7", linewidth=1, marker=marker, label="training")
+    losses = np.full(metrics[-1]["step"] + 1, np.nan)
+    losses[[m["step"] for m in metrics]] = [m["loss"] for m in metrics]
+    marker = "o" if len(metrics) == 1 else None  # a line through one step shows nothing
+    steps = np.arange(1, len(losses) + 1)
+    axes.plot(steps, losses, color="0.7", linewidth=1, marker=marker, label="training")
     evaluated = [(m["step"] + 1, m["val_loss"]) for m in metrics if "val_loss" in m]
     axes.plot(*zip(*evaluated, strict=True), "o-", color="C0", label="validation")
     axes.axhline(unigram_loss, color="C3", linestyle="--", linewidth=1, label="unigram distribution")
     axes.set(xlabel="step", ylabel="loss, nats a token", title=f"{path.parent.name}: loss")
-    axes.xaxis.set_major_locator(_whole_steps())
+    axes.locator_params(axis="x", **WHOLE_STEPS)
     axes.legend(frameon=False, loc="upper right")
     _save(figure, path)
 
@@ -42,12 +47,12 @@ def plot_norms(metrics: list[dict[str, Any]], names: list[str], eps: float, path
     logged = [m for m in metrics if "norm_mean_square" in m]
     if not logged:
         return
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    figure = new_figure(7, 4.4)
     axes = figure.subplots()
-    colors = matplotlib.colormaps["viridis_r"]  # dark at the end, which matters most
-    scale = Normalize(logged[0]["step"], logged[-1]["step"] + 1)
+    limits = {"vmin": logged[0]["step"], "vmax": logged[-1]["step"] + 1}
+    colors = axes.scatter([], [], c=[], cmap="viridis_r", **limits)  # dark at the end, which matters most
     for i in np.linspace(0, len(logged) - 1, min(len(logged), N_CURVES), dtype=int):
-        color = colors(scale(logged[i]["step"] + 1))
+        color = colors.to_rgba(logged[i]["step"] + 1)
         axes.plot(logged[i]["norm_mean_square"], color=color, linewidth=1.2)
         axes.plot(logged[i]["norm_least_square"], color=color, linewidth=1, linestyle=":")
     axes.axhline(eps, color="C3", linestyle="--", linewidth=1)
@@ -58,13 +63,8 @@ def plot_norms(metrics: list[dict[str, Any]], names: list[str], eps: float, path
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=30, ha="right")
     axes.set(yscale="log", ylabel="mean square of a norm's input", title=f"{path.parent.name}: what the norms see")
     axes.legend(frameon=False)
-    figure.colorbar(ScalarMappable(scale, colors), ax=axes, label="step", ticks=_whole_steps())
+    figure.colorbar(colors, ax=axes, label="step").ax.locator_params(axis="y", **WHOLE_STEPS)
     _save(figure, path)
-
-
-def _whole_steps() -> MaxNLocator:
-    """Ticks at whole steps, also where there is only one."""
-    return MaxNLocator(steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
 
 
 def _save(figure: Figure, path: Path) -> None:

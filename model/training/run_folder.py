@@ -2,29 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels import InputError
-from model.cli import say
+from model.cli import make_folder, rank, say
 from model.json_file import read_object
 
 if TYPE_CHECKING:
     from model.config import LlamaConfig
     from model.tokenizer.base import Tokenizer
 
-RUN, METRICS, STATE = "run.json", "metrics.jsonl", "state"
+RUN, METRICS, STATE, LOCK = "run.json", "metrics.jsonl", "state", ".lock"
 STEP = re.compile(r"step-(\d+)")
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other runs out of it during the block; remove it if the block leaves it new and empty.
+
+    The first process alone holds the lock; if the process is killed, the operating system releases it. Raises
+    InputError where another run holds it, or the folder is not writable.
+    """
+    if rank():
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
+    from filelock import FileLock, Timeout  # not at the top, which --help waits for
+
+    new = not folder.exists()
+    make_folder("--out", folder)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise InputError(f"another run is writing {folder}; wait until it ends, or name another --out") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no file that is open
+            (folder / LOCK).unlink()
+        lock.release()
+        if new:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+
 def saved_arguments(folder: Path) -> dict[str, Any]:
-    """Arguments that the run in the folder was last started with. Raises InputError where there is no run."""
-    if not (folder / RUN).exists():
+    """Arguments that the run in the folder was last started with; none where run.json is lost, but not the state.
+
+    Raises InputError where there is no run.
+    """
+    arguments = _saved(folder, "arguments")
+    if not arguments and not newest_step(folder / STATE):
         raise InputError(f"--resume: {folder} holds no run to continue; leave --resume out to begin one")
-    return _object(folder, "arguments")
+    return arguments
 
 
 def newest_step(state: Path) -> int:
@@ -39,11 +77,15 @@ def step_folder(state: Path, step: int) -> Path:
 
 def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: dict[str, Any], resume: bool) -> None:
     """Raises InputError where this run would destroy another one or another model, or resume with other data."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
-    if resume and _object(folder, "data").get("sha256") != data["sha256"]:
+    state, done = folder / STATE, newest_step(folder / STATE)
+    known = _saved(folder, "data").get("sha256")
+    if resume and known not in (None, data["sha256"]):
         raise InputError(
             "--data or its vocabulary has changed since the run began; bring it back, or begin again without --resume"
+        )
+    if resume and not (known and _saved(folder, "arguments")):
+        say(
+            f"{folder / RUN} is lost or damaged: its arguments are replaced by flags and defaults, its data not checked"
         )
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     if weights or (folder / "config.json").exists():
@@ -58,47 +100,55 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
             raise InputError(
                 f"--out {folder} holds another model; its config or tokenizer is not this run's; name another folder"
             )
+    if resume and weights and not done:
+        found = ", ".join(sorted(path.name for path in state.glob("*"))) or "nothing"
+        raise InputError(
+            f"--resume: {folder} holds trained weights, but no state of the run: {state} holds {found}; "
+            "bring that folder back, or begin anew in another --out"
+        )
     if resume:
         return
-    done = newest_step(folder / STATE)
     if done and not _finished(folder, done):
         raise InputError(
-            f"--out {folder} holds a run that stopped after step {done}; use --resume, name another folder, or "
-            f"remove {folder / STATE} to begin again"
+            f"--out {folder} holds a run that stopped after step {done}; use --resume, or name another --out"
         )
     if weights:
         say(f"{folder} holds an earlier run of this model; its checkpoint is replaced at the first save")
 
 
 def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
-    """Metrics of the first `done` steps; a killed run may have left more lines, and half a line.
+    """Metrics of the first `done` steps, those that can be read: the rest is a gap in the curves, and said.
 
-    Raises InputError where there are too few.
+    A killed run may have left more lines, and half a line.
     """
-    lines = path.read_text().splitlines()[:done] if done and path.exists() else []
-    try:
-        metrics = [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}); {_begin_again(path.parent)}") from error
-    if len(metrics) < done:
-        raise InputError(f"{path} has {len(metrics)} lines; expected {done}, one a step; {_begin_again(path.parent)}")
-    return metrics
+    found = {}
+    with contextlib.suppress(OSError):
+        for text in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                line = json.loads(text)
+                if _is_metrics(line) and line["step"] < done:
+                    found[line["step"]] = line
+    if len(found) < done:
+        say(f"{path} has no metrics of {done - len(found)} of {done} steps; the curves have a gap there")
+    return [found[step] for step in sorted(found)]
+
+
+def _is_metrics(line: Any) -> bool:
+    """True if a line of metrics.jsonl has what the curve of the losses needs."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
+        return False
+    return isinstance(line.get("loss"), float) and isinstance(line.get("val_loss", 0.0), float)
 
 
 def _finished(folder: Path, done: int) -> bool:
     """True if the run was for `done` steps at most; False where run.json is lost or damaged."""
+    return _saved(folder, "arguments").get("steps") in range(done + 1)
+
+
+def _saved(folder: Path, key: str) -> dict[str, Any]:
+    """The object of that name in run.json; empty where it is lost or damaged."""
     try:
-        return _object(folder, "arguments").get("steps") in range(done + 1)
+        found = read_object(folder / RUN).get(key)
     except InputError:
-        return False
-
-
-def _object(folder: Path, key: str) -> dict[str, Any]:
-    found = read_object(folder / RUN).get(key)
-    if not isinstance(found, dict):
-        raise InputError(f"{folder / RUN} has no {key}; expected those of a run; {_begin_again(folder)}")
-    return found
-
-
-def _begin_again(folder: Path) -> str:
-    return f"remove {folder / STATE} and begin again, without --resume"
+        return {}
+    return found if isinstance(found, dict) else {}

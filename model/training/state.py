@@ -70,7 +70,9 @@ def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
         with _quiet():
             load(state, checkpoint_id=path)
     except (OSError, ValueError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
-        raise InputError(f"{path} cannot be read ({_reason(error)}); remove it, and begin without --resume") from error
+        raise InputError(
+            f"{path} cannot be read ({_reason(error)}); bring it back from a copy, or begin anew in another --out"
+        ) from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)

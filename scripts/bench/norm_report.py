@@ -7,10 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from model.training.picture import new_figure
 
 Result = dict[str, Any]  # one norm, or the copy, in one pass, mode and size
 
@@ -66,7 +63,8 @@ def plot(results: list[Result], path: Path) -> None:
     mode = results[-1]["mode"]  # graph, where there is a GPU to time graphs on
     most = {row["width"]: row["rows"] for row in results}  # rows ascend, so the last of a width has the most
     results = [row for row in results if row["mode"] == mode and row["rows"] == most[row["width"]]]
-    figure, panels = plt.subplots(2, 2, sharex=True, sharey=True, figsize=(9, 6.4), layout="constrained")
+    figure = new_figure(9, 6.4)
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for axes, pass_name in zip(panels.flat, dict.fromkeys(row["pass"] for row in results), strict=True):
         for name in dict.fromkeys(row["norm"] for row in results):  # the copy's share is 1
             line = [row for row in results if (row["pass"], row["norm"]) == (pass_name, name)]
@@ -77,4 +75,3 @@ def plot(results: list[Result], path: Path) -> None:
     figure.supylabel(f"share of the copy's bandwidth ({mode})")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
