@@ -121,7 +121,7 @@ def trained(workplace, command):
     import train  # not at the top: it settles how Triton runs, and pytest_configure may hide the GPU first
 
     def run(*arguments, out="out/model"):
-        defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5 --warmup 2"
+        defaults = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 5"
         defaults += f" --dtype {train_dtype()}"
         code, stdout, stderr = command(train.main, *defaults.split(), "--out", out, *arguments)
         assert code == 0, stderr

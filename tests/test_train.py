@@ -39,6 +39,22 @@ def test_learning_rate_of_a_run_shorter_than_its_warmup(steps):
     assert [train.learning_rate(step, args) for step in range(steps)] == [0.5, 1.0][:steps]
 
 
+@pytest.mark.parametrize(("min_lr", "last"), [(0.0, 0.0), (None, 0.05)])
+def test_a_minimum_of_0_is_not_one_left_out(min_lr, last):
+    args = Namespace(lr=1.0, min_lr=min_lr, warmup=1, steps=5)
+    assert train.learning_rate(4, args) == pytest.approx(last)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(4, 0), (10, 2), (99, 19), (100, 20), (1000, 20)])
+def test_the_default_warm_up_fits_the_run_and_is_said(steps, warmup, workplace, command, monkeypatch):
+    seen = []
+    monkeypatch.setattr(train, "train", lambda args, config, device: seen.append(args.warmup) or 0)
+    _, _, stderr = command(train.main, "--steps", steps)
+    assert seen == [warmup]
+    said = f"the learning rate warms up for {warmup} steps, a fifth of --steps {steps}\n"
+    assert stderr == ("" if warmup == 20 else said)
+
+
 def test_only_matrices_are_decayed(config, make_model):
     model = make_model(config)
     groups = train.parameter_groups(model, 0.1)
@@ -65,7 +81,9 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
     assert (workplace / "out/model/loss.png").read_bytes().startswith(b"\x89PNG")
 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(workplace / "out/model")
-    assert theirs.config.rms_norm_eps == 3e-3
+    tokenizer = load_tokenizer(workplace / "out/model")
+    saved = (theirs.config.rms_norm_eps, theirs.config.bos_token_id, theirs.config.eos_token_id)
+    assert saved == (3e-3, tokenizer.bos_id, tokenizer.eos_id)
     tokens = windows(np.fromfile(next(workplace.glob("out/data/*/tokens.bin")), np.uint16), np.array([0, 50]), 32)
     # The validation text is repetitive, so theirs must predict it as well as the metrics say ours does.
     with torch.no_grad():
@@ -235,6 +253,45 @@ def test_a_run_is_a_plain_adamw_loop(trained, workplace):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_training_validation_and_norms_are_computed_under_autocast(trained, monkeypatch):
+    seen = []
+
+    def watch(name):
+        function = getattr(train, name)
+
+        def watched(*arguments):
+            grad = torch.is_grad_enabled()
+            seen.append((name, grad, torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None))
+            return function(*arguments)
+
+        monkeypatch.setattr(train, name, watched)
+
+    watch("summed_loss")
+    watch("input_mean_squares")
+    trained("--steps", 1, "--log-norms", 1, "--dtype", "bfloat16")
+    expected = {("summed_loss", True), ("summed_loss", False), ("input_mean_squares", False)}
+    assert set(seen) == {(*call, torch.bfloat16) for call in expected}
+
+
+def test_gradients_are_reduced_once_a_step(trained, monkeypatch):
+    wanted = []
+
+    def gradient_sync(module, *, wanted, seen=wanted, usual=train.distributed.gradient_sync):
+        seen.append(wanted)
+        return usual(module, wanted)
+
+    monkeypatch.setattr(train.distributed, "gradient_sync", gradient_sync)
+    trained("--steps", 2, "--grad-accum", 3)
+    assert wanted == [False, False, True] * 2
+
+
+def test_dropout_that_is_not_computed_is_said(trained, workplace):
+    (workplace / "dropout.json").write_text(json.dumps({**TRAINED, "attention_dropout": 0.1}))
+    said = "has attention_dropout 0.1, which is not computed"
+    assert f"dropout.json {said}\n" in trained("--steps", 1, "--config", "dropout.json")[2]
+    assert "dropout" not in trained("--steps", 1, out="out/without")[2]
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_saved(trained, workplace, command, monkeypatch):
     trained("--steps", 2)
     saved = (workplace / "out/model/model.safetensors").read_bytes()
@@ -316,7 +373,7 @@ def test_run_json_says_how_the_run_was_made(trained, workplace):
     trained("--steps", 2, "--dtype", "bfloat16", "--norm", "reference", "--seed", 5, "--grad-accum", 2)
     run = json.loads((workplace / "out/model/run.json").read_text())
     given = {"steps": 2, "dtype": "bfloat16", "norm": "reference", "seed": 5, "grad_accum": 2, "data": "text.txt"}
-    given |= {"config": "config.json", "block_size": 16, "batch_size": 4, "warmup": 2}
+    given |= {"config": "config.json", "block_size": 16, "batch_size": 4, "warmup": 0}
     left_out = {"lr": 2e-3, "min_lr": None, "weight_decay": 0.1, "grad_clip": 1.0, "log_norms": None, "fsdp": False}
     assert run["arguments"].items() >= {**given, **left_out}.items()
     computed = {"norm": "reference", "dtype": "bfloat16", "device": "cpu", "device_name": "CPU", "compiled": False}
@@ -362,6 +419,11 @@ REFUSED = {
     "heads not divisible": ("--config heads.json", "is not divisible by num_key_value_heads 3"),
     "more parts than sequences": ("--grad-accum 5", "--batch-size 4 has too few sequences for --grad-accum 5 parts"),
     "no steps": ("--steps 0", "'0' is not a positive integer"),
+    "warm-up as long as the run": ("--warmup 2", "--warmup 2 leaves none of --steps 2 at the full learning rate"),
+    "minimum above the peak": ("--min-lr 1 --lr 1e-3", "--min-lr 1 is above --lr 0.001"),
+    "absurd rate": ("--lr 1e308", "--lr is 1e+308; expected at most 1e+06"),
+    "absurd decay": ("--weight-decay 1e308", "--weight-decay is 1e+308; expected at most 1e+06"),
+    "absurd batch": ("--batch-size 2147483647", "too many for one step; expected at most 268,435,456 tokens"),
     "vocabulary too small": ("--vocab-size 100", "a vocabulary of 100 pieces is too small"),
     "out inside a file": ("--out text.txt/x", "--out text.txt/x cannot be written"),
     "out is a file": ("--out text.txt", "--out text.txt is a file"),

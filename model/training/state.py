@@ -89,7 +89,7 @@ def _reason(error: BaseException) -> str:
         error = next(iter(error.failures.values()))[0]
     if not isinstance(error, Exception):
         raise error
-    return " ".join(str(error).split())[:200]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextlib.contextmanager

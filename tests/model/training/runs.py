@@ -39,12 +39,15 @@ def finish(folder, arguments, log, **options):
 
 
 def places(n):
-    """The environments of n processes that will find each other, as torchrun sets them."""
+    """The environments of n processes that will find each other, as torchrun sets them.
+
+    LOCAL_RANK is left out: without a torchrun that ends the others after an error, none has to wait for that.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n)}
-    return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(n)]
+    return [{**common, "RANK": str(i)} for i in range(n)]
 
 
 def start_connected(folder, arguments, n, **options):

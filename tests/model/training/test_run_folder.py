@@ -1,0 +1,192 @@
+"""The folder of a run: one run at a time, nothing trained overwritten, and a state that needs no file beside it."""
+
+import json
+import shutil
+
+import pytest
+from filelock import FileLock
+
+import train
+from kernels import InputError
+from model.training.run_folder import earlier_metrics, saved_arguments
+from tests.helpers import metrics_of
+from tests.model.training import runs
+
+RESUME = ["--resume", "--out", "out/model"]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def curve(folder):
+    """Losses and rates: what doesn't depend on the clock."""
+    return [(line["step"], line["loss"], line["lr"]) for line in metrics_of(folder)]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_second_run_in_a_folder_is_refused_and_touches_nothing(n, trained, workplace, command):
+    trained("--steps", 3)
+    before, arguments = contents(workplace / "out/model"), ["--config", "config.json", "--data", "text.txt"]
+    with FileLock(workplace / "out/model/.lock"):
+        for more in (["--block-size", "16", "--steps", "2"], ["--resume", "--steps", "5"])[: 3 - n]:
+            run = [*arguments, *more, "--out", "out/model"]
+            if n == 1:
+                code, _, stderr = command(train.main, *run)
+                assert code == 2
+            else:
+                assert runs.finish_connected(workplace, run, n) == [2] * n  # the second doesn't wait for ever
+                stderr = (workplace / "0.log").read_text()
+            message = "another run is writing out/model; wait until it ends, or name another --out"
+            assert stderr.splitlines()[-1] == f"error: {message}"
+            assert contents(workplace / "out/model") == before
+    trained("--resume", "--steps", 4)  # now that the lock is free
+    assert not (workplace / "out/model/.lock").exists()
+
+
+def test_the_lock_is_held_from_before_the_first_write_to_after_the_last(trained, workplace, monkeypatch):
+    seen, lock = [], workplace / "out/model/.lock"
+
+    def watch(name):
+        usual = getattr(train, name)
+        monkeypatch.setattr(train, name, lambda *arguments: (seen.append(lock.exists()), usual(*arguments))[1])
+
+    for name in ("load_data", "begin_run", "save_state", "sample_text"):
+        watch(name)
+    trained("--steps", 1)
+    assert seen == [True] * 4
+    assert not lock.exists()
+
+
+def lose(state):
+    shutil.rmtree(state)
+
+
+def empty(state):
+    lose(state)
+    state.mkdir()
+
+
+def leave_partial(state):
+    (state / "step-00000003").rename(state / "step-00000003.partial")
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"), [(lose, "nothing"), (empty, "nothing"), (leave_partial, "step-00000003.partial")]
+)
+def test_weights_without_a_state_are_not_overwritten_by_a_resume(damage, found, trained, workplace, command):
+    trained("--steps", 3)
+    damage(workplace / "out/model/state")
+    before = contents(workplace / "out/model")
+    code, stdout, stderr = command(train.main, *RESUME, "--steps", 5)
+    assert (code, stdout) == (2, "")
+    message = f"out/model holds trained weights, but no state of the run: out/model/state holds {found}; "
+    assert message in stderr.splitlines()[-1]
+    assert contents(workplace / "out/model") == before
+
+
+def test_a_run_killed_before_its_first_save_resumes_from_the_start(trained, workplace):
+    trained("--steps", 3, out="out/whole")
+    trained("--steps", 3)
+    shutil.rmtree(workplace / "out/model/state")
+    (workplace / "out/model/model.safetensors").unlink()
+    _, _, stderr = trained("--steps", 3, "--resume")
+    assert "out/model has saved nothing yet: the run begins at step 0\n" in stderr
+    assert curve(workplace / "out/model") == curve(workplace / "out/whole")
+    assert json.loads((workplace / "out/model/run.json").read_text())["begins_after_step"] == 0
+
+
+LINES = [json.dumps({"step": step, "loss": 5.0}) for step in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "steps"),
+    [
+        (None, []),
+        ("", []),
+        ("\n".join(LINES[:2]), [0, 1]),
+        ("\n".join([LINES[0], LINES[1][:9]]), [0]),
+        ("\n".join([LINES[0], "\0" * 9, '{"step": 1}', "[]", LINES[2]]), [0, 2]),
+        ("\n".join([*LINES, '{"step": 3, "loss": 4.0}', '{"st']), [0, 1, 2]),
+    ],
+    ids=["missing", "empty", "short", "half a line", "damaged", "more"],
+)
+def test_metrics_that_are_lost_are_a_gap_and_no_more(content, steps, tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_text(content)
+    assert [line["step"] for line in earlier_metrics(path, 3)] == steps
+    said = f"{path} has no metrics of {3 - len(steps)} of 3 steps; the curves have a gap there\n"
+    assert capsys.readouterr().err == ("" if len(steps) == 3 else said)
+    assert earlier_metrics(path, 0) == []
+
+
+def test_a_run_without_its_metrics_goes_on_from_its_state(trained, workplace):
+    logged = ["--log-norms", 1, "--save-interval", 3, "--lr", "1e-3", "--min-lr", "1e-3"]
+    trained("--steps", 5, *logged, out="out/whole")
+    trained("--steps", 3, *logged)
+    (workplace / "out/model/metrics.jsonl").unlink()
+    _, _, stderr = trained("--resume", "--steps", 5)
+    assert "metrics.jsonl has no metrics of 3 of 3 steps; the curves have a gap there\n" in stderr
+    assert "out/model resumes after step 3\n" in stderr
+    assert curve(workplace / "out/model") == curve(workplace / "out/whole")[3:]
+    weights = [(workplace / out / "model.safetensors").read_bytes() for out in ("out/model", "out/whole")]
+    assert weights[0] == weights[1]
+    assert json.loads((workplace / "out/model/run.json").read_text())["begins_after_step"] == 3
+    assert (workplace / "out/model/norms.png").exists()
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"arguments": {"ste', '{"arguments": [3], "data": 5}'])
+def test_a_lost_run_json_costs_no_state(content, tmp_path):
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match="holds no run to continue"):
+        saved_arguments(tmp_path)
+    (tmp_path / "state/step-00000003").mkdir(parents=True)
+    assert saved_arguments(tmp_path) == {}
+
+
+def test_a_run_without_its_run_json_goes_on_with_the_flags_given_again(trained, workplace):
+    flags = ["--seed", 5, "--save-interval", 3, "--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]
+    trained("--steps", 5, *flags, out="out/whole")
+    trained("--steps", 3, *flags)
+    (workplace / "out/model/run.json").unlink()
+    _, _, stderr = trained("--resume", "--steps", 5, *flags)
+    assert "out/model/run.json is lost or damaged: its arguments are replaced by flags and defaults" in stderr
+    assert curve(workplace / "out/model") == curve(workplace / "out/whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("steps", [3], "argument --steps: '[3]' is not a positive integer"),
+        ("lr", {"x": 1}, "argument --lr: "),
+        ("dtype", 16, "argument --dtype: invalid choice: '16'"),
+        ("fsdp", "maybe", "argument --fsdp/--no-fsdp: ignored explicit argument 'maybe'"),
+        ("warmup", True, "unrecognized arguments: "),
+    ],
+)
+def test_an_argument_of_another_type_is_one_line(name, value, message, trained, workplace, command):
+    trained("--steps", 3)
+    path = workplace / "out/model/run.json"
+    run = json.loads(path.read_text())
+    run["arguments"][name] = value
+    path.write_text(json.dumps(run))
+    code, stdout, stderr = command(train.main, *RESUME, "--steps", 5)
+    assert (code, stdout, stderr.count("\n")) == (2, "", 1)
+    assert stderr.startswith(
+        f"error: out/model/run.json: {message}" if name != "warmup" else "error: out/model/run.json"
+    )
+    assert stderr.endswith("; or remove that file, and give the run's flags again\n")
+
+
+def test_a_longer_run_keeps_the_warm_up_that_it_began_with(trained, workplace, command, monkeypatch):
+    trained("--steps", 5)
+    run = json.loads((workplace / "out/model/run.json").read_text())
+    assert run["arguments"]["warmup"] == 1
+    run["arguments"] |= {"of_another_version": 3, "out": "elsewhere", "resume": False}
+    (workplace / "out/model/run.json").write_text(json.dumps(run))
+    seen = []
+    monkeypatch.setattr(train, "train", lambda args, config, device: seen.append(args) or 0)
+    assert command(train.main, *RESUME, "--steps", 1000)[0] == 0
+    assert (seen[0].warmup, seen[0].steps, str(seen[0].out), seen[0].resume) == (1, 1000, "out/model", True)
