@@ -36,6 +36,20 @@ def test_an_input_error_becomes_one_line(command):
     assert command(main) == (2, "", "error: found a b; expected c\n")
 
 
+@pytest.mark.parametrize(("local_rank", "waits"), [(None, []), ("0", []), ("1", [5])])
+def test_the_first_process_of_a_machine_speaks_first(local_rank, waits, command, monkeypatch):
+    def main():
+        raise InputError("found a; expected b")
+
+    seen = []
+    monkeypatch.setattr(time, "sleep", seen.append)
+    monkeypatch.setenv("RANK", "3")
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert command(main) == (2, "", "error in process 3: found a; expected b\n")
+    assert seen == waits
+
+
 def test_an_interrupt_is_exit_code_130_without_a_traceback(command):
     def main():
         raise KeyboardInterrupt

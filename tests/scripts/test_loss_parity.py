@@ -4,10 +4,12 @@ import itertools
 import json
 import math
 import os
+import sys
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 import kernels
 from scripts import loss_parity
@@ -153,6 +155,22 @@ def test_parity_is_exit_code_0(parity):
     code, out, result = parity(torch=shifted(0, 0, 1e-6, 1e-5))
     assert (code, result["parity"]) == (0, True)
     assert out.splitlines()[-1] == "parity"
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_verdict(parity, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, result = parity()
+    assert (code, result["parity"], out.splitlines()[-1]) == (0, True, "parity")
+
+
+def test_a_second_comparison_in_a_folder_is_refused(tmp_path, parity, command):
+    parity()
+    before = (tmp_path / "parity/parity.json").read_bytes()
+    with FileLock(tmp_path / "parity/.lock"):
+        code, out, err = command(loss_parity.main, "--out", "parity", "--norms", "torch", "--seed", 5)
+    assert (code, out) == (2, "")
+    assert "another run is writing parity; " in err
+    assert (tmp_path / "parity/parity.json").read_bytes() == before
 
 
 def test_a_backend_that_drifts_is_exit_code_1(parity):

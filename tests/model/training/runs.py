@@ -19,6 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 CONTEXT = multiprocessing.get_context("forkserver")
 # The imports of train.py, and of PyTorch's first optimizer, take seconds, so they happen before the fork.
 PRELOADED = ["tests.model.training.runs", "pytest", "torch._dynamo", "model.checkpoint.load", "model.generation"]
+PRELOADED += ["matplotlib.figure", "matplotlib.backends.backend_agg"]
 PRELOADED += [f"model.{name}" for name in ("tokenizer", "training.curves", "training.prepare", "training.state")]
 CONTEXT.set_forkserver_preload(PRELOADED)
 

@@ -54,6 +54,17 @@ def test_losses_are_drawn_at_the_steps_that_they_are_of(draw):
     assert [line.get_label() for line in curves_of(figure)] == ["training", "validation", "unigram distribution"]
 
 
+def test_steps_without_metrics_are_a_gap(draw):
+    metrics = [line for line in steps_of(9) if line["step"] not in (0, 4, 5)]
+    [figure] = draw(curves.plot_losses, metrics, 3.7)
+    training = curves_of(figure)[0]
+    assert training.get_xdata().tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    drawn = {x - 1: y for x, y in training.get_xydata().tolist() if y == y}
+    assert drawn == {line["step"]: line["loss"] for line in metrics}
+    [figure] = draw(curves.plot_norms, metrics[-2:], NAMES, 3e-3)
+    assert figure.axes[1].get_ylim() == (7, 9)
+
+
 def test_one_step_is_seen(draw):
     [figure] = draw(curves.plot_losses, steps_of(1), 3.7)
     assert [line.get_marker() for line in curves_of(figure)[:2]] == ["o", "o"]

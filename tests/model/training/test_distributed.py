@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import train
 from kernels import InputError
+from model.training import distributed
 from model.training.distributed import finite, process_group
 from model.training.run_folder import newest_step
 from tests.helpers import CPU, ROOT, losses, metrics_of, train_dtype
@@ -143,6 +144,29 @@ def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
         assert last.startswith(f"{name}another process has ended or cannot be reached")
         assert "--resume continues from the last save" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+def test_fsdp_computes_in_the_dtype_and_reduces_gradients_in_float32(config, make_model, monkeypatch):
+    policies = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed, "init_device_mesh", lambda *shape: None)
+    monkeypatch.setattr(distributed, "fully_shard", lambda module, mesh, mp_policy: policies.append(mp_policy))
+    monkeypatch.setattr(torch.cpu.Stream, "record_event", None, raising=False)  # torch 2.6 lacks it
+    distributed.divide(make_model(config), CPU, fsdp=True, dtype=torch.bfloat16)
+    dtypes = [(policy.param_dtype, policy.reduce_dtype) for policy in policies]
+    assert dtypes == [(torch.bfloat16, torch.float32)] * (config.num_hidden_layers + 1)  # each layer, and the rest
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_data_parallel_gradients_wait_until_they_are_wanted(wanted, config, make_model):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = torch.nn.parallel.DistributedDataParallel(make_model(config))
+        with distributed.gradient_sync(module, wanted):
+            assert module.require_backward_grad_sync == wanted
+        assert module.require_backward_grad_sync
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_one_nan_in_one_weight_is_found(config, make_model):

@@ -4,11 +4,11 @@ import json
 import shutil
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 import train
 from kernels import InputError
-from model.training.run_folder import earlier_metrics, saved_arguments
+from model.training.run_folder import earlier_metrics, newest_step, saved_arguments
 from tests.helpers import metrics_of
 from tests.model.training import runs
 
@@ -49,12 +49,20 @@ def test_the_lock_is_held_from_before_the_first_write_to_after_the_last(trained,
 
     def watch(name):
         usual = getattr(train, name)
-        monkeypatch.setattr(train, name, lambda *arguments: (seen.append(lock.exists()), usual(*arguments))[1])
 
-    for name in ("load_data", "begin_run", "save_state", "sample_text"):
+        def watched(*arguments):
+            with pytest.raises(Timeout):
+                FileLock(lock).acquire(timeout=0)
+            seen.append(name)
+            return usual(*arguments)
+
+        monkeypatch.setattr(train, name, watched)
+
+    names = ["load_data", "check_folder", "begin_run", "save_state", "sample_text"]
+    for name in names:
         watch(name)
     trained("--steps", 1)
-    assert seen == [True] * 4
+    assert seen == names
     assert not lock.exists()
 
 
@@ -121,7 +129,13 @@ def test_metrics_that_are_lost_are_a_gap_and_no_more(content, steps, tmp_path, c
     assert earlier_metrics(path, 0) == []
 
 
-def test_a_run_without_its_metrics_goes_on_from_its_state(trained, workplace):
+def test_a_run_without_its_metrics_goes_on_from_its_state(trained, workplace, monkeypatch):
+    def begin_run(*arguments, usual=train.begin_run):
+        usual(*arguments)
+        states.append(newest_step(workplace / arguments[0].out / "state"))
+
+    states = []
+    monkeypatch.setattr(train, "begin_run", begin_run)
     logged = ["--log-norms", 1, "--save-interval", 3, "--lr", "1e-3", "--min-lr", "1e-3"]
     trained("--steps", 5, *logged, out="out/whole")
     trained("--steps", 3, *logged)
@@ -129,6 +143,7 @@ def test_a_run_without_its_metrics_goes_on_from_its_state(trained, workplace):
     _, _, stderr = trained("--resume", "--steps", 5)
     assert "metrics.jsonl has no metrics of 3 of 3 steps; the curves have a gap there\n" in stderr
     assert "out/model resumes after step 3\n" in stderr
+    assert states == [0, 0, 3]  # which a crash before the next save would leave
     assert curve(workplace / "out/model") == curve(workplace / "out/whole")[3:]
     weights = [(workplace / out / "model.safetensors").read_bytes() for out in ("out/model", "out/whole")]
     assert weights[0] == weights[1]

@@ -2,6 +2,7 @@
 
 import math
 
+from model.training.picture import new_figure
 from scripts.bench import norm_report
 
 
@@ -36,10 +37,10 @@ def test_the_picture_has_the_last_mode_and_the_most_rows(tmp_path, monkeypatch):
                 for mode in ("eager", "graph"):
                     where = {"width": width, "rows": rows, "pass": pass_name, "mode": mode}
                     results += [where | {"norm": "mine", "share": next(shares)}, where | {"norm": "broken"}]
-    monkeypatch.setattr(norm_report.plt, "close", lambda figure: None)
+    figure = new_figure(9, 6.4)
+    monkeypatch.setattr(norm_report, "new_figure", lambda width, height: figure)
     norm_report.plot(results, tmp_path / "norm.png")
-    drawn = [[list(line.get_ydata()) for line in axes.lines[:2]] for axes in norm_report.plt.gcf().axes]
-    monkeypatch.undo()
-    norm_report.plt.close("all")
+    assert (tmp_path / "norm.png").read_bytes().startswith(b"\x89PNG")
+    drawn = [[list(line.get_ydata()) for line in axes.lines[:2]] for axes in figure.axes]
     assert [mine for mine, _ in drawn] == [[9, 25], [11, 27], [13, 29], [15, 31]]
     assert all(math.isnan(share) for _, broken in drawn for share in broken)
