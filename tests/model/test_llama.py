@@ -158,6 +158,11 @@ def test_positions_end_at_max_position_embeddings(config, make_model):
     model(tokens[:, 63:64], caches)
     with pytest.raises(ValueError, match=r"65 .* 64"):
         model(tokens[:, 64:], caches)
+    caches = model.new_cache(1, 3)
+    model(tokens[:, :2], caches)
+    with pytest.raises(ValueError, match="holds 3 positions and is asked to hold 4"):
+        model(tokens[:, :2], caches)
+    assert model(tokens[:, :1], caches).shape == (1, 1, 61)
 
 
 @pytest.mark.parametrize("anew", [False, True])
