@@ -154,7 +154,7 @@ TRAIN = "".join(
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """Each part replaced by a short one that leaves the same files; one of two real tests fails."""
+    """Each part replaced by a short one that leaves the same files; two of four real tests fail."""
 
     def plan(args, norms, dtype, work):
         test = work / "test_two.py"
