@@ -14,12 +14,13 @@ from model.json_file import decode_text, errors_in, expect, parse_object, read_f
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
 SMALL_FILES = (CONFIG, SPECIAL, ADDED, TEMPLATE)
-# tokenizer_config.json: these keys change ids or text in transformers, and ours takes only this value of them, or null.
-ONLY = {"split_special_tokens": False, "sp_model_kwargs": {}}
-# These change them too, and are honoured: add_bos_token, add_prefix_space, legacy, added_tokens_decoder, bos_token,
-# eos_token, additional_special_tokens, extra_special_tokens, chat_template. All other keys are ignored: they change
-# neither (padding_side, model_max_length), act on other kinds of tokenizers alone (do_lower_case,
-# clean_up_tokenization_spaces), or give new ids to names that the model was not trained with (pad_token).
+# The keys of tokenizer_config.json that change ids or text in transformers, by what becomes of them here:
+#   honoured  add_bos_token, add_prefix_space, legacy, bos_token, eos_token, added_tokens_decoder, chat_template,
+#             additional_special_tokens, extra_special_tokens (of tokens that the vocabulary has)
+#   refused   split_special_tokens, if it is true
+#   ignored   add_eos_token, because a prompt is there to be continued; pad_token and other names without an id: that
+#             which transformers gives them is not one that the model was trained with
+# All others are ignored, because they change neither.
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")  # of an added token, as all files call them
 
 
@@ -60,14 +61,13 @@ class TokenizerConfig:
             parse_object(folder / name, files.get(name, b"{}")) for name in (CONFIG, SPECIAL, ADDED)
         )
         with errors_in(folder / CONFIG):
-            for key, value in ONLY.items():
-                expect(config.get(key) in (None, value), key, config.get(key), show(value))
+            expect(not _flag(config, "split_special_tokens"), "split_special_tokens", True, "false")
             names, template, special = _token_names(config), _chat_template(config), _extra_special(config)
             add_bos, space, legacy = (_flag(config, key) for key in ("add_bos_token", "add_prefix_space", "legacy"))
             byte_level = space and str(config.get("tokenizer_class")).startswith("GPT2")
             expect(not byte_level, "add_prefix_space", space, "false with the tokenizer_class GPT2Tokenizer")
             if _flag(config, "add_eos_token"):
-                say(f"{folder / CONFIG}: add_eos_token is ignored; a prompt is there to be continued")
+                say(f"{folder / CONFIG}: add_eos_token is ignored, because a prompt is there to be continued")
             decoder = config.get("added_tokens_decoder")
             expect(decoder is None or isinstance(decoder, dict), "added_tokens_decoder", decoder, "an object")
             added = [_added_token(id, token) for id, token in (decoder or {}).items()]
