@@ -62,18 +62,21 @@ class SentencePieceTokenizer(Tokenizer):
         self.adds_bos = self.bos_id is not None and config.add_bos is not False
 
     def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
-        """The id of the token that the checkpoint gives this key, or else the model's `own`, where -1 means none."""
-        if key not in config.names and own >= 0:
-            self.token_names[key] = self._model.id_to_piece(own)
-            return own
-        name = config.names.get(key)
-        if name is None:
+        """The id of the token that the checkpoint names, or else the model's `own`, where -1 means none."""
+        if key in config.names:
+            name = config.names[key]
+            if name is None:
+                return None
+            ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
+            if name in ids:
+                return ids[name]
+            id = self._model.piece_to_id(name)  # perhaps an ordinary piece
+            if not self._model.is_unknown(id):
+                return id
+        if own < 0:
             return None
-        ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
-        if name in ids:
-            return ids[name]
-        id = self._model.piece_to_id(name)  # perhaps an ordinary piece
-        return None if self._model.is_unknown(id) else id
+        self.token_names[key] = self._model.id_to_piece(own)
+        return own
 
     @cached_property
     def _continued(self) -> sentencepiece.SentencePieceProcessor:

@@ -56,7 +56,8 @@ class JsonTokenizer(Tokenizer):
         self._known_ids = set(model.get_vocab().values())
         self._pieces = set(model.get_vocab(with_added_tokens=False).values())
         leading = _leading_token(self._spec)
-        if leading and "bos_token" not in config.names:
+        named = config.names.get("bos_token", "")
+        if leading and named is not None and model.token_to_id(named) is None:
             self.token_names["bos_token"] = leading
         ids = {key: model.token_to_id(name) for key, name in self.token_names.items()}
         self.bos_id, self.eos_id = ids.get("bos_token"), ids.get("eos_token")

@@ -235,9 +235,9 @@ def test_of_two_tokens_with_one_name_the_later_counts(ours, tmp_path):
     assert tokenizer.encode_with_control_tokens("<end>") == [n + 1]
 
 
-@pytest.mark.parametrize("empty", ["", {"content": ""}])
-def test_where_the_names_are_empty_the_models_own_ids_hold(ours, tmp_path, empty):
-    names = {"bos_token": empty, "eos_token": empty, "unk_token": empty}  # as in conversions of LLaMA 1
+@pytest.mark.parametrize("name", ["", {"content": ""}, "<missing>"])
+def test_where_the_names_name_nothing_the_models_own_ids_hold(ours, tmp_path, name):
+    names = {"bos_token": name, "eos_token": name}  # empty in conversions of LLaMA 1
     files = {"tokenizer_config": names, "special_tokens_map": names}
     tokenizer = load_tokenizer(folder_with(tmp_path, ours, **files))
     assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.eos_id) == (1, True, 2)

@@ -136,12 +136,12 @@ def test_ids_between_pieces_and_added_tokens_are_listed_as_unused(ours, folder, 
     assert tokenizer.decode([n, n + 3]) == " \u2047 "
 
 
-@pytest.mark.parametrize("empty", ["", {"content": ""}])
-def test_where_the_names_are_empty_the_files_own_ids_hold(tmp_path, empty):
-    names = {"bos_token": empty, "eos_token": empty, "pad_token": empty, "additional_special_tokens": [empty]}
+@pytest.mark.parametrize("name", ["", {"content": ""}, "<missing>"])
+def test_where_the_names_name_nothing_the_files_own_ids_hold(tmp_path, name):
+    names = {"bos_token": name, "eos_token": name, "additional_special_tokens": [name]}
     tokenizer = load_tokenizer(edited(sentencepiece_like(tmp_path), tmp_path, lambda spec: None, **names))
     assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.eos_id) == (1, True, None)
-    assert tokenizer.token_names == {"bos_token": "<s>", "unk_token": "<unk>"}
+    assert tokenizer.token_names["bos_token"] == "<s>"
     added = {"added_tokens_decoder": {"9999": {"content": "", "special": True}}}
     assert load_tokenizer(edited(tmp_path, tmp_path, lambda spec: None, **added)).vocab_size == tokenizer.vocab_size
 
