@@ -25,8 +25,6 @@ HUGGING_FACE = {
     "bos_token": "<s>",
     "eos_token": "</s>",
     "unk_token": "<unk>",
-    "legacy": False,
-    "clean_up_tokenization_spaces": False,
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer
 
 from kernels import InputError
 from model.tokenizer import load_tokenizer
@@ -152,6 +152,7 @@ def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path, names):
 def test_transformers_gives_a_trained_tokenizer_the_same_ids(ours, tmp_path):
     pytest.importorskip("google.protobuf", reason="transformers reads tokenizer.model with it")
     theirs = AutoTokenizer.from_pretrained(write(tmp_path, ours.files))
+    assert isinstance(theirs, LlamaTokenizer)
     code = "def f(x):\n    if x:\n\t\treturn {'é': 10**6}  # ①\n\n"
     # In a text, transformers takes "<s>" for the token and U+2581 for a space; here both are text.
     plain = [text for text in TEXTS if text not in ("<s>", "</s>", "<unk><0x0A>")]
