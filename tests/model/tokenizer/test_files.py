@@ -39,9 +39,11 @@ def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_pat
     controls = [AddedToken(6, "<sep>", True), AddedToken(7, "<more>", True), AddedToken(8, "<extra>", True)]
     assert config.added == [AddedToken(5, "<old>", False, normalized=True), *controls]
     assert config.names == {"bos_token": "<b>", "sep_token": "<sep>"}
-    decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}}
+    config = load(tmp_path, tokenizer_config={"sep_token": "<b>"}, **older)  # the older file wins over a name, too
+    assert config.names == {"sep_token": "<sep>"}
+    decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}, "8": {"content": "x", "normalized": False}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "added_tokens_decoder": decoder})
-    assert config.added == [AddedToken(7, "<new>", False, lstrip=True, normalized=True)]
+    assert config.added == [AddedToken(7, "<new>", False, lstrip=True, normalized=True), AddedToken(8, "x", False)]
     assert config.names == {"bos_token": "<b>"}
 
 
