@@ -305,10 +305,13 @@ def test_marked_names_are_text(ours, text):
     assert ours.encode_with_control_tokens(ours.as_text(text)) == ours.encode(plain)
 
 
-def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_path):
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_path, listed):
     model = train_directly(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=["<|im|>"])
     (id,) = model.encode("<|im|>")
     config = {"added_tokens_decoder": {str(id): {"content": "<|im|>", "special": True}}}
+    if listed:
+        config = {"additional_special_tokens": ["<|im|>"]}
     tokenizer = load_tokenizer(folder_with(tmp_path, model, tokenizer_config=config))
     ids = tokenizer.encode("a<|im|>b")
     assert id not in ids

@@ -233,13 +233,17 @@ def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_pa
 
 def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
     n = load_tokenizer(folder).vocab_size
-    extra = {str(n): {"content": "<pad>", "special": True}, str(n + 1): {"content": "word", "special": False}}
+    extra = {
+        str(n): {"content": "<pad>", "special": True, "rstrip": True},
+        str(n + 1): {"content": "word", "special": False},
+    }
     extra[str(n + 1)] |= {"lstrip": True, "rstrip": True, "single_word": True}
-    config = {"added_tokens_decoder": extra, "pad_token": "<pad>"}
+    config = {"added_tokens_decoder": extra, "extra_special_tokens": ["<pad>"]}
     tokenizer = load_tokenizer(edited(folder, tmp_path, lambda spec: None, **config))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.vocab_size == n + 2
     assert tokenizer.decode([n, n + 1]) == "word"
+    assert tokenizer.encode_with_control_tokens("a<pad>  a") == theirs.encode("a<pad>  a", add_special_tokens=False)
     for text in ("a word <pad>", " word  a", "words"):
         assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
 
