@@ -102,6 +102,10 @@ def test_llama_like_model_decodes_without_its_leading_space(llama_like, text):
     assert llama_like.decode(llama_like.encode(text, bos=True)) == text
 
 
+def test_llamas_own_models_read_their_mark_as_a_space(llama_like):
+    assert llama_like.encode("a\u2581b\u2581") == llama_like.encode("a b ")  # as sentencepiece does
+
+
 def test_a_character_of_several_tokens_is_shown_when_it_is_complete(ours):
     ids = ours.encode("a🙂")
     assert stream(ours, ids) == ["a", "", "", "", "🙂", ""]
