@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from kernels import InputError
 from model.tokenizer import load_tokenizer
+from model.tokenizer.base import AS_TEXT
 from model.tokenizer.chat import encode_chat, render_chat
 from model.tokenizer.sentencepiece_model import train_tokenizer
 from tests.model.tokenizer.makers import TEXT, byte_level, sentencepiece_like
@@ -110,6 +111,13 @@ def test_control_tokens_in_a_message_are_text(tmp_path, make, role):
     assert controls == [tokenizer.bos_id, tokenizer.eos_id]
     assert f"{role} a{names}b\n" in tokenizer.decode(ids)
     assert encode_chat(tokenizer, [{"role": names, "content": "a"}]).count(tokenizer.eos_id) == 1  # in a role, too
+
+
+def test_a_message_cannot_turn_the_templates_control_token_into_text(tmp_path):
+    tokenizer = load_tokenizer(with_template(byte_level(tmp_path), "{{ messages[0]['content'] }}{{ eos_token }}"))
+    marked = encode_chat(tokenizer, [{"role": "user", "content": f"a{AS_TEXT}"}])
+    assert marked == encode_chat(tokenizer, [{"role": "user", "content": "a"}])
+    assert marked[-1] == tokenizer.eos_id
 
 
 def test_sentencepiece_gives_a_template_its_own_begin_and_end(tmp_path):
