@@ -120,7 +120,8 @@ def run(main: Callable[[], object]) -> None:
         tried = ALLOCATION.search(str(error))
         if not (tried or isinstance(error, MemoryError)):
             raise
-        _fail(f"out of memory{f', at {tried[1]} more' if tried else ''}; make the model, the batch or the text smaller")
+        more = f" ({tried[1]} more were needed)" if tried else ""
+        _fail(f"out of memory{more}; make the model, the batch or the text smaller")
 
 
 def _prepare_streams() -> None:
@@ -138,10 +139,9 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not stream.closed:  # a notebook puts something else there
-            raises = stream.errors in ("strict", "surrogateescape")
-            errors = ("replace" if number else "surrogateescape") if raises else stream.errors
             encoding = None if chosen or stream.isatty() else "utf-8"
-            stream.reconfigure(encoding=encoding, errors=errors)
+            errors = "replace" if stream.errors in ("strict", "surrogateescape") else stream.errors
+            stream.reconfigure(encoding=encoding, errors=errors if number else "surrogateescape")
 
 
 def _quiet_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
