@@ -142,7 +142,8 @@ def test_the_printed_seed_repeats_a_run_without_one(write):
 
 
 def test_no_new_tokens_leave_the_prompt(write):
-    assert write("--prompt", PROMPT, "--max-new-tokens", 0)[:2] == (0, PROMPT + "\n")
+    for prompt in (PROMPT, PROMPT + "\n"):
+        assert write("--prompt", prompt, "--max-new-tokens", 0)[:2] == (0, prompt + "\n")
 
 
 def test_the_configs_end_ids_stop_the_text_and_are_not_shown(write, checkpoint, tmp_path):
@@ -308,13 +309,17 @@ def test_ids_without_a_piece_are_never_drawn(temperature, top_k, top_p):
 
 def test_the_bytes_of_caches_that_do_not_fit_are_named(write, checkpoint, tmp_path):
     longest = 2**30
-    model, _ = load(checkpoint)
+    model, tokenizer = load(checkpoint)
+    spread = len(tokenizer.encode("once")) - len(
+        tokenizer.encode("a")
+    )  # "a" is padded so far, and may fill the context
     per_token = sum(cache.k.nbytes + cache.v.nbytes for cache in model.new_cache(1, 1))
     folder = changed(checkpoint, tmp_path, max_position_embeddings=longest)
     large = ["--ckpt", folder, "--num-samples", 10**6, "--max-new-tokens", 2 * 10**9]
-    code, out, err = write(*large)
+    code, out, err = write(*large, "--prompt", "once", "--prompt", "a")
     assert (code, out) == (2, "")
-    assert f"1000000 x {longest + 1} tokens take {10**6 * (longest + 1) * per_token:,} bytes" in err
+    tokens = longest + 1 + spread
+    assert f"2000000 x {tokens} tokens take {2 * 10**6 * tokens * per_token:,} bytes" in err
     assert "lower --num-samples" in err.splitlines()[-1]
     with pytest.raises(InputError, match="take 1,180,591,620,717,411,303,424 bytes"):  # 2^70: more than torch can count
         check_memory(model, 2**31, 2**39 // per_token)
