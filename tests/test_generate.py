@@ -177,6 +177,11 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(write, checkpoint, tmp_path):
     padded.load_state_dict(state)
     save_checkpoint(tmp_path, padded, tokenizer)
     assert write("--ckpt", tmp_path, "--seed", 5)[:2] == write("--seed", 5)[:2]
+    # Three ids without a piece, then an added token.
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<added>": tokenizer.vocab_size + 3}))
+    for temperature in (0, 1.5):
+        code, out, _ = write("--ckpt", tmp_path, "--temperature", temperature, "--seed", 5)
+        assert (code, "<added>" in out, "\u2047" in out) == (0, True, False)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, checkpoint, tmp_path):
