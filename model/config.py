@@ -33,6 +33,7 @@ ONLY_VALUES = {
     "is_causal": [True],
     "kv_sharing_modes": [None],
     "layer_types": [None],
+    "num_kv_shared_layers": [0],
     "partial_rotary_factor": [1.0],
     "per_layer_config": [None, {}],
     "pruned_heads": [{}],
@@ -286,9 +287,10 @@ def _take_rope(values: dict[str, Any]) -> list[str]:
     if rope.pop("type", kind) != kind or kind not in list(ROPE_SCALING_KEYS):
         raise InputError(f"{key} is {show(given)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
     needed, possible = ROPE_SCALING_KEYS[kind]
-    outside = values.get(ORIGINAL_LENGTH)
-    if kind in ("llama3", "yarn") and outside not in (None, rope.get(ORIGINAL_LENGTH)):  # transformers takes either
-        raise InputError(f"{ORIGINAL_LENGTH} is {show(outside)} outside {key}; expected it inside, and the same")
+    if kind in ("llama3", "yarn"):  # transformers takes sometimes the one, sometimes the other
+        outside = values.pop(ORIGINAL_LENGTH, None)
+        same = outside in (None, rope.get(ORIGINAL_LENGTH))
+        expect(same, ORIGINAL_LENGTH, outside, f"it inside {key}, or the same in both")
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
     unread = [name for name in rope if name not in ROPE_KEYS]
