@@ -337,7 +337,7 @@ def test_another_number_of_layers_is_refused_at_once(saved, n_layers, named):
         change_tensors(folder, lambda tensors: tensors.update({"model.layers.999999.foo": torch.ones(2)}))
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": n_layers}
     (folder / "config.json").write_text(json.dumps(config))
-    assert_refused(folder, "tensors", named)
+    assert_refused(folder, f"{folder / 'model.safetensors'}: tensors", named)
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", ""])
