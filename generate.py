@@ -1,8 +1,8 @@
 """Write text with a checkpoint directory: python generate.py --ckpt out/tiny --prompt "import "
 
-The text goes to stdout as it comes, everything else to stderr. Without --prompt the command continues standard input if
-that is a pipe or a file, and begins a text of its own otherwise. With --chat it answers; at a terminal Ctrl-C stops an
-answer and Ctrl-D ends the conversation.
+The text goes to stdout as it comes, everything else to stderr. Without --prompt the command continues what it reads
+from standard input; at a terminal, or where that is empty, it begins a text of its own. With --chat it answers; at a
+terminal Ctrl-C stops an answer and Ctrl-D ends the conversation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import stat
 import sys
 import time
 from collections import Counter
@@ -25,10 +24,11 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--ckpt", default="out/tiny", help="directory with config.json, safetensors and a tokenizer")
-    add("--prompt", action="append", help="text to continue; give several for a batch (default: standard input)")
+    prompt_help = "text to continue; give several for a batch (default: standard input)"
+    add("--prompt", type=utf8_text, action="append", help=prompt_help)
     add("--num-samples", type=positive(int), default=1, help="texts for each prompt, each with a seed of its own")
     add("--chat", action="store_true", help="answer in the checkpoint's chat format; without --prompt a conversation")
-    add("--system", help="with --chat: the system message")
+    add("--system", type=utf8_text, help="with --chat: the system message")
     add("--max-new-tokens", type=not_negative(int), default=200, help="stop after this many tokens")
     add("--temperature", type=not_negative(float), default=0.8, help="0 always takes the likeliest token")
     add("--top-k", type=not_negative(int), default=0, help="sample among the k likeliest tokens; 0 turns it off")
@@ -54,6 +54,13 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def utf8_text(given: str) -> str:
+    """An argparse type: the text without a byte-order mark."""
+    if any("\ud800" <= character <= "\udfff" for character in given):  # what Python makes of bytes that are not UTF-8
+        raise argparse.ArgumentTypeError("this is not UTF-8 text; check the encoding of the terminal")
+    return given.removeprefix("\ufeff")
+
+
 if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
 
@@ -65,7 +72,7 @@ from kernels import load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import check_norm, load_checkpoint, load_end_ids
 from model.cli import choose_device
-from model.generation import generate, sample
+from model.generation import generate, most_new, sample
 from model.llama import Llama
 from model.tokenizer import load_tokenizer
 from model.tokenizer.base import Tokenizer, TokenStream
@@ -87,26 +94,25 @@ def main() -> None:
 
 
 def read_prompts(given: list[str] | None) -> list[str]:
-    """Prompts of the command line, or standard input if that is a pipe or a file. Raises InputError if not UTF-8."""
-    if given is None:
-        try:
-            kind = os.fstat(sys.stdin.fileno()).st_mode
-        except (AttributeError, OSError, ValueError):  # standard input is absent, as under some supervisors, or closed
-            return []
-        if not (stat.S_ISFIFO(kind) or stat.S_ISREG(kind)):
-            return []
-        try:
-            return [sys.stdin.buffer.read().decode("utf-8")]
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input is not UTF-8 text ({error}); convert it") from error
-    if not all(map(is_text, given)):
-        raise InputError("--prompt is not UTF-8 text; check the encoding of the terminal")
-    return given
+    """Prompts of the command line, or else what standard input holds. Raises InputError if that is not UTF-8.
 
-
-def is_text(given: str) -> bool:
-    """False for bytes that were not UTF-8, which Python hands on as halves of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in given)
+    Nothing is read from a terminal.
+    """
+    if given is not None:
+        return given
+    try:
+        if sys.stdin.isatty():
+            return []
+        with suppress(AttributeError, OSError):  # absent on Windows before Python 3.12; or without a descriptor
+            os.set_blocking(sys.stdin.fileno(), True)  # or a slow writer's text would be cut where it pauses
+        content = sys.stdin.buffer.read()
+    except (AttributeError, OSError, ValueError):  # standard input is absent, as under some supervisors, or closed
+        return []
+    try:
+        prompt = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text ({error}); convert it") from error
+    return [prompt] if prompt else []
 
 
 def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
@@ -139,21 +145,25 @@ def complete(
     for prompt in prompts:
         if not prompt and tokenizer.bos_id is None:
             raise InputError(f"{args.ckpt}: its tokenizer has no beginning-of-text token; give a --prompt")
-        encoded += [tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt)] * args.num_samples
+        encoded.append(tokenizer.encode(prompt, bos=tokenizer.adds_bos or not prompt))
     for prompt_ids in encoded:
-        check_room(model, "the prompt", prompt_ids, args.max_new_tokens)
+        check_room(model, "the prompt", prompt_ids)
     lengths = set(map(len, encoded))
-    step = compiled_step(args, model, len(encoded), max(lengths) + args.max_new_tokens, len(lengths) > 1)
-    draw = drawing(args, tokenizer.vocab_size, len(encoded), model.embed_tokens.weight.device)
+    n_new = max(most_new(model, prompt_ids, args.max_new_tokens) for prompt_ids in encoded)
+    n_texts, capacity = len(encoded) * args.num_samples, max(lengths) + n_new
+    check_memory(model, n_texts, capacity)
+    encoded = [prompt_ids for prompt_ids in encoded for _ in range(args.num_samples)]
+    step = compiled_step(args, model, n_texts, capacity, len(lengths) > 1) if n_new > 1 else None
+    draw = drawing(args, tokenizer, n_texts, model.embed_tokens.weight.device)
     started = time.perf_counter()
     rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
-    if len(encoded) == 1:
-        _, n_new, reason = answer(args, model, tokenizer, encoded[0], rows, echo=True)
-        counts, reasons = [n_new], [reason]
+    if n_texts == 1:
+        _, count, reason = answer(args, model, tokenizer, encoded[0], rows, echo=True)
+        counts, reasons = [count], [reason]
     else:
-        texts = collect(rows, len(encoded), args.max_new_tokens)
+        texts = collect(rows, n_texts, n_new)
         for i, (prompt_ids, text) in enumerate(zip(encoded, texts, strict=True), 1):
-            print(f"--- {i} of {len(encoded)} ---", tokenizer.decode(prompt_ids + text), sep="\n")
+            print(f"--- {i} of {n_texts} ---", tokenizer.decode(prompt_ids + text), sep="\n")
         counts = [len(text) for text in texts]
         reasons = [why_it_ended(args, model, ids, n) for ids, n in zip(encoded, counts, strict=True)]
     took = time.perf_counter() - started
@@ -164,13 +174,13 @@ def complete(
 def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
     """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
     step = compiled_step(args, model, 1, model.config.context_length, padded=False)
-    draw = drawing(args, tokenizer.vocab_size, 1, model.embed_tokens.weight.device)
+    draw = drawing(args, tokenizer, 1, model.embed_tokens.weight.device)
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
     for text in prompts or typed():
         messages.append({"role": "user", "content": text})
         try:
             prompt_ids = encode_chat(tokenizer, messages)
-            check_room(model, "the conversation", prompt_ids, args.max_new_tokens)
+            check_room(model, "the conversation", prompt_ids)
             rows = generate(model, [prompt_ids], args.max_new_tokens, end_ids, draw, step)
             reply, n_new, reason = answer(args, model, tokenizer, prompt_ids, rows, stoppable=not prompts)
         except InputError as error:
@@ -192,10 +202,11 @@ def answer(
     Returns the new text, the number of its tokens, and why it ended. If `stoppable`, Ctrl-C ends the text alone.
     """
     pieces = TokenStream(tokenizer)
-    shown = "".join([pieces.push(id) for id in prompt_ids])
-    print(shown if echo else "", end="", flush=True)
+    before = "".join([pieces.push(id) for id in prompt_ids])
+    shown = before if echo else ""
     text, n_new, reason = "", 0, ""
     try:
+        print(shown, end="", flush=True)
         for [id] in rows:
             piece = "" if id is None else pieces.push(id)
             print(piece, end="", flush=True)
@@ -203,36 +214,43 @@ def answer(
         rest = pieces.finish()
         print(rest, end="")
         text += rest
+        reason = why_it_ended(args, model, prompt_ids, n_new)
     except KeyboardInterrupt:
         if not stoppable:
             raise
         reason = "Ctrl-C"
-    print(flush=True)
-    return text, n_new, reason or why_it_ended(args, model, prompt_ids, n_new)
+    finally:
+        if reason or (shown + text)[-1:] not in ("", "\n"):  # an error's message gets a line of its own
+            print(flush=True)
+    return text, n_new, reason
 
 
-def collect(rows: Iterator[list[int | None]], n_texts: int, max_new_tokens: int) -> list[list[int]]:
-    """New ids of each text of a batch, behind a progress bar."""
+def collect(rows: Iterator[list[int | None]], n_texts: int, n_new: int) -> list[list[int]]:
+    """Up to `n_new` new ids of each text of a batch, behind a progress bar."""
     texts: list[list[int]] = [[] for _ in range(n_texts)]
-    for new in tqdm(rows, total=max_new_tokens, unit="token", leave=False, disable=None):
+    for new in tqdm(rows, total=n_new, unit="token", leave=False, disable=None):
         for text, id in zip(texts, new, strict=True):
             if id is not None:
                 text.append(id)
     return texts
 
 
-def drawing(args: argparse.Namespace, n_ids: int, n_texts: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Function that draws the ids of `n_texts` texts, (n_texts,), from logits (n_texts, vocab_size).
+def drawing(
+    args: argparse.Namespace, tokenizer: Tokenizer, n_texts: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """Function that draws the ids of `n_texts` texts, (n_texts,), from logits (n_texts, vocab_size) on `device`.
 
     Each text has a generator of its own, so that its draws do not depend on the others.
     """
-    generators = [torch.Generator(device).manual_seed(args.seed + i) for i in range(n_texts)]
+    generators = [torch.Generator().manual_seed(args.seed + i) for i in range(n_texts)]
+    unused = torch.tensor(tokenizer.unused_ids, dtype=torch.long, device=device)
 
     def draw(logits: Tensor) -> Tensor:
-        logits = logits[:, :n_ids]  # a padded vocabulary has ids that the tokenizer does not know
+        # A padded vocabulary has ids that the tokenizer does not know, at its end and before added tokens.
+        logits = logits[:, : tokenizer.vocab_size].index_fill(1, unused, -torch.inf)
         if args.temperature == 0:
             return sample(logits, 0, 0, 1.0, None)
-        rows = zip(logits, generators, strict=True)
+        rows = zip(logits.cpu(), generators, strict=True)
         return torch.cat([sample(row[None], args.temperature, args.top_k, args.top_p, each) for row, each in rows])
 
     return draw
@@ -254,17 +272,32 @@ def compiled_step(
     return step
 
 
-def check_room(model: Llama, what: str, prompt_ids: list[int], max_new_tokens: int) -> None:
+def check_room(model: Llama, what: str, prompt_ids: list[int]) -> None:
     context = model.config.context_length
-    if len(prompt_ids) + min(1, max_new_tokens) > context:
+    if len(prompt_ids) > context:
         raise InputError(f"{what} has {len(prompt_ids)} tokens and the model's context {context}; make it shorter")
 
 
+def check_memory(model: Llama, n_texts: int, capacity: int) -> None:
+    """Allocate as many bytes as the texts' caches will need, and free them. Raises InputError where that fails."""
+    config, weight = model.config, model.embed_tokens.weight
+    a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight.element_size()
+    n_bytes = n_texts * capacity * a_token
+    try:
+        torch.empty(min(n_bytes, 2**62), dtype=torch.uint8, device=weight.device)
+    except RuntimeError as error:
+        raise InputError(
+            f"the keys and values of {n_texts} x {capacity} tokens take {n_bytes:,} bytes, more than {weight.device} "
+            "can give; lower --num-samples or --max-new-tokens"
+        ) from error
+
+
 def why_it_ended(args: argparse.Namespace, model: Llama, prompt_ids: list[int], n_new: int) -> str:
+    if n_new < most_new(model, prompt_ids, args.max_new_tokens):
+        return "the end token"
     if n_new == args.max_new_tokens:
         return "--max-new-tokens"
-    context = model.config.context_length
-    return f"the full context ({context} tokens)" if len(prompt_ids) + n_new == context else "the end token"
+    return f"the full context ({model.config.context_length} tokens)"
 
 
 def typed() -> Iterator[str]:
@@ -277,16 +310,17 @@ def typed() -> Iterator[str]:
         try:
             # The prompt does not belong in a text that goes to a file. At a terminal readline itself writes it.
             with nullcontext() if sys.stdout.isatty() else redirect_stdout(sys.stderr):
-                line = input("> ")
+                line = utf8_text(input("> "))
         except EOFError:
             say("")
             return
         except KeyboardInterrupt:
             say("")
             continue
-        if not is_text(line):
-            say("that was not UTF-8 text; check the encoding of the terminal")
-        elif line.strip():
+        except argparse.ArgumentTypeError as error:
+            say(str(error))
+            continue
+        if line.strip():
             yield line
 
 

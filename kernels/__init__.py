@@ -81,6 +81,13 @@ def interpret_without_gpu() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def __getattr__(name: str) -> Any:
+    """A name of PyPI's package `kernels`, which transformers imports where it is installed."""
+    from kernels.shadowed import attribute
+
+    return attribute(name)
+
+
 def kernel_errors() -> tuple[type[Exception], ...]:
     """Exceptions of a kernel that can't be built or run: Python's everyday ones, and Triton's own."""
     everyday = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

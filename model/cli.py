@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import math
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+ALLOCATION = re.compile(r"tried to allocate ([\d.]+ \w+)", re.IGNORECASE)  # in PyTorch's messages, whatever the device
+LARGEST = 2**31 - 1  # of integer flags: no count is larger, and torch's own integers end at 2^63
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -53,21 +57,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(kind: type) -> Callable[[str], int | float]:
-    """An argparse type: a positive, finite number."""
+    """An argparse type: a positive, finite number; an integer is below 2^31."""
     return _number(kind, "positive", lambda number: 0 < number < math.inf)
 
 
 def not_negative(kind: type) -> Callable[[str], int | float]:
-    """An argparse type: 0 or a positive, finite number."""
+    """An argparse type: 0 or a positive, finite number; an integer is below 2^31."""
     return _number(kind, "non-negative", lambda number: 0 <= number < math.inf)
 
 
 def seed(text: str) -> int:
     """An argparse type: an integer from 0 to 2^63 - 1, which every random number generator takes."""
-    number = int(not_negative(int)(text))
-    if number >= 2**63:
-        raise argparse.ArgumentTypeError(f"'{text}' is not below 2^63")
-    return number
+    return int(_number(int, "non-negative", lambda number: number >= 0, largest=2**63 - 1)(text))
 
 
 def names_in(text: str) -> list[str]:
@@ -80,7 +81,9 @@ def whole_numbers(text: str) -> list[int]:
     return sorted({int(positive(int)(part)) for part in text.split(",")})
 
 
-def _number(kind: type, sign: str, fits: Callable[[int | float], bool]) -> Callable[[str], int | float]:
+def _number(
+    kind: type, sign: str, fits: Callable[[int | float], bool], largest: int = LARGEST
+) -> Callable[[str], int | float]:
     def parse(text: str) -> int | float:
         try:
             number = kind(text)
@@ -88,18 +91,20 @@ def _number(kind: type, sign: str, fits: Callable[[int | float], bool]) -> Calla
             number = math.nan
         if not fits(number):
             raise argparse.ArgumentTypeError(f"'{text}' is not a {sign} {'integer' if kind is int else 'number'}")
+        if kind is int and number > largest:
+            raise argparse.ArgumentTypeError(f"'{text}' is above {largest}; use a smaller number")
         return number
 
     return parse
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run a command: bad input and a full disk end in one line and exit code 2, Ctrl-C in 130, without a traceback."""
+    """Run a command: bad input, a full disk or memory end in one line and exit code 2, Ctrl-C in 130, no traceback."""
+    _prepare_streams()
     sys.excepthook = _quiet_interrupt  # for the imports that follow a command's arguments, outside of any try
     try:
         main()
-        if sys.stdout is not None:  # None if our caller has closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except InputError as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -111,6 +116,32 @@ def run(main: Callable[[], object]) -> None:
         if error.errno not in FULL:
             raise
         _fail(f"{error.filename or 'the output'} cannot be written ({error.strerror}); free some space and try again")
+    except (MemoryError, RuntimeError) as error:
+        tried = ALLOCATION.search(str(error))
+        if not (tried or isinstance(error, MemoryError)):
+            raise
+        more = f" ({tried[1]} more were needed)" if tried else ""
+        _fail(f"out of memory{more}; make the model, the batch or the text smaller")
+
+
+def _prepare_streams() -> None:
+    """Open the standard streams that our caller has closed, and let no character end a command.
+
+    Output is UTF-8 unless it goes to a terminal or PYTHONIOENCODING names another encoding.
+    """
+    chosen = os.environ.get("PYTHONIOENCODING", "").partition(":")[0]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # or the next file to be opened gets this number, and what libraries write to it
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:  # a notebook puts something else there
+            encoding = None if chosen or stream.isatty() else "utf-8"
+            errors = "replace" if stream.errors in ("strict", "surrogateescape") else stream.errors
+            stream.reconfigure(encoding=encoding, errors=errors if number else "surrogateescape")
 
 
 def _quiet_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from kernels import InputError
+from model.cli import say
 from model.json_file import errors_in, expect, read_object, show
 
-# Keys that change no logits: bookkeeping, settings of training and sampling, hints for other software.
-IRRELEVANT_KEYS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled", "_name_or_path",
-    "add_cross_attention", "architectures", "auto_map", "bad_words_ids", "begin_suppress_tokens",
-    "chunk_size_feed_forward", "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty",
-    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder",
-    "is_encoder_decoder", "is_llama_config", "label2id", "length_penalty", "max_length", "min_length",
-    "neftune_noise_alpha", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_scores", "pad_token", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-    "use_cache",
+# Keys that transformers reads, or that many published models have, and that change no logits: taken in silence.
+# A key in none of these tables is not read by transformers' LLaMA either. It is named on stderr, and changes nothing.
+HARMLESS_KEYS = {
+    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map",
+    "chunk_size_feed_forward", "dtype", "experts_implementation", "gradient_checkpointing", "id2label",
+    "is_encoder_decoder", "is_llama_config", "label2id", "name_or_path", "num_labels", "output_attentions",
+    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_last_hidden_states",
+    "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
 }  # fmt: skip
 
 # Keys that would change the logits, and the values that do not: the usual one first, and always null.
 ONLY_VALUES = {
-    "attention_dropout": [0.0],
+    "attention_chunk_size": [None],
     "compression_config": [None, {}],
+    "fusion_config": [None, {}],
     "hidden_act": ["silu", "swish"],
+    "is_causal": [True],
+    "kv_sharing_modes": [None],
     "layer_types": [None],
+    "num_kv_shared_layers": [0],
     "partial_rotary_factor": [1.0],
+    "per_layer_config": [None, {}],
     "pruned_heads": [{}],
     "quantization_config": [None, {}],
     "rope_interleaved": [False],
+    "transformers_weights": [None],
 }
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
@@ -54,6 +54,11 @@ ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
         {ORIGINAL_LENGTH, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
     ),
 }
+
+# A key that one of them has, and another kind's rope_scaling, is refused. transformers reads no others.
+ROPE_KEYS = {"partial_rotary_factor", "short_factor", "long_factor"}.union(
+    *(needed | possible for needed, possible in ROPE_SCALING_KEYS.values())
+)
 
 # Values of RoPE's keys that change nothing: transformers takes an mscale of 0 for none.
 NEUTRAL_IN_ROPE = {"partial_rotary_factor": 1, "mscale": 0, "mscale_all_dim": 0}
@@ -84,6 +89,7 @@ class LlamaConfig:
     rope_scaling: dict[str, Any] | None = None
     sliding_window: int | None = None
     attention_bias: bool = False
+    attention_dropout: float = 0.0  # kept, and not computed: it acts in training alone
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
@@ -97,15 +103,18 @@ class LlamaConfig:
         """Read config.json at `path`; `rms_norm_eps` overrides the file's. Raises InputError naming key and value."""
         values = read_object(path)
         with errors_in(path):
-            return cls.from_dict(values, rms_norm_eps)
+            return cls.from_dict(values, rms_norm_eps, path)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], rms_norm_eps: float | None = None) -> LlamaConfig:
+    def from_dict(
+        cls, values: dict[str, Any], rms_norm_eps: float | None = None, path: str | Path = "config.json"
+    ) -> LlamaConfig:
         """Check the keys of a config.json and fill in what LLaMA's and Mistral's own configs leave out.
 
-        `rms_norm_eps` overrides that of `values`. Raises InputError naming key and value.
+        `rms_norm_eps` overrides that of `values`. Raises InputError naming key and value. Keys that nobody reads are
+        named on stderr, as those of the file at `path`.
         """
-        values = {key: value for key, value in values.items() if key not in IRRELEVANT_KEYS}
+        values = {key: value for key, value in values.items() if key not in HARMLESS_KEYS}
         if rms_norm_eps is not None:
             values["rms_norm_eps"] = rms_norm_eps
         _take_model_type(values)
@@ -116,12 +125,13 @@ class LlamaConfig:
         for key, check in CHECKS.items():
             if values.get(key) is not None:
                 values[key] = check(key, values[key])
-        _take_rope(values)
+        unread = _take_rope(values)
         _take_lengths(values)
-
-        if unknown := sorted(values.keys() - {field.name for field in fields(cls)}):
-            raise InputError(f"unknown key {show(unknown[0])}: {show(values[unknown[0]])}; remove it if it is harmless")
-        values = {key: value for key, value in values.items() if value is not None}
+        names = {field.name for field in fields(cls)}
+        unread += values.keys() - names
+        if unread:
+            _say_unread(path, tuple(sorted(unread)))
+        values = {key: value for key, value in values.items() if key in names and value is not None}
         _fill_in_heads(values)
         for field in fields(cls):
             if field.default is MISSING and field.name not in values:
@@ -175,8 +185,8 @@ class LlamaConfig:
 
 
 def is_id(value: Any) -> bool:
-    """True for a token id: an integer from 0 on."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    """True for a token id: an integer from 0 to 2^31 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_TEXT
 
 
 def as_list(value: Any) -> list[Any]:
@@ -184,13 +194,21 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _positive(kind: type[int] | type[float], largest: float, expected: str, key: str, value: Any) -> int | float:
-    """A positive number; also from text like "1e-05", which is how some writers of JSON and YAML leave it."""
+@cache  # a command may read the same config more than once
+def _say_unread(path: str | Path, keys: tuple[str, ...]) -> None:
+    known = [field.name for field in fields(LlamaConfig)] + [*ONLY_VALUES, "rope_parameters"]
+    near = {key: get_close_matches(key, known, 1, cutoff=0.75) for key in keys}
+    names = [f"{show(key)} (is {near[key][0]} meant?)" if near[key] else show(key) for key in keys]
+    say(f"{path}: ignored keys that a LLaMA does not have: {', '.join(names)}")
+
+
+def _converted(kind: type, fits: Callable[[float], bool], expected: str, key: str, value: Any) -> int | float:
+    """A number that fits; also from text like "1e-05", which is how some writers of JSON and YAML leave it."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    expect(0 < number <= largest and (kind is float or number.is_integer()), key, value, expected)
+    expect(fits(number) and (kind is float or number.is_integer()), key, value, expected)
     return value if isinstance(value, kind) else kind(number)
 
 
@@ -200,10 +218,10 @@ def _fitting(fits: Callable[[Any], bool], expected: str, key: str, value: Any) -
     return value
 
 
-_number = partial(_positive, float, sys.float_info.max, "a positive number")
-_integer = partial(_positive, int, sys.float_info.max, "a positive integer")
-_size = partial(_positive, int, LARGEST_SIZE, f"a positive integer up to {LARGEST_SIZE}")
-_length = partial(_positive, int, LONGEST_TEXT, f"a positive integer up to {LONGEST_TEXT}")
+_number = partial(_converted, float, lambda number: 0 < number < math.inf, "a positive number")
+_share = partial(_converted, float, lambda number: 0 <= number < 1, "a number from 0 to below 1")
+_size = partial(_converted, int, lambda number: 0 < number <= LARGEST_SIZE, f"a positive integer up to {LARGEST_SIZE}")
+_length = partial(_converted, int, lambda number: 0 < number <= LONGEST_TEXT, "a positive integer below 2^31")
 _flag = partial(_fitting, lambda value: isinstance(value, bool), "true or false")
 _object = partial(_fitting, lambda value: isinstance(value, dict), "an object")
 _end_ids = partial(_fitting, lambda value: all(map(is_id, as_list(value))), "a token id or a list of them")
@@ -216,12 +234,13 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as
     **dict.fromkeys(["rms_norm_eps", "rope_theta", "initializer_range"], _number),
     **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], _flag),
     **dict.fromkeys(["rope_parameters", "rope_scaling"], _object),
-    "sliding_window": _integer,
+    "attention_dropout": _share,
+    "sliding_window": _length,
     "bos_token_id": partial(_fitting, is_id, "a token id"),
     "eos_token_id": _end_ids,
     "norm": _function,
 }
-ROPE_CHECKS = {ORIGINAL_LENGTH: _integer, "truncate": _flag}  # the others are numbers
+ROPE_CHECKS = {ORIGINAL_LENGTH: _length, "truncate": _flag}  # the others are numbers
 
 
 def _take_model_type(values: dict[str, Any]) -> None:
@@ -246,10 +265,10 @@ def _take_model_type(values: dict[str, Any]) -> None:
     expect(window is None or family == "mistral", "sliding_window", window, "null for a llama; only a mistral has one")
 
 
-def _take_rope(values: dict[str, Any]) -> None:
+def _take_rope(values: dict[str, Any]) -> list[str]:
     """Bring both spellings to the older one: rope_theta at the top, and the rest, if there is any, in rope_scaling.
 
-    Newer configs keep both in rope_parameters.
+    Newer configs keep both in rope_parameters. Returns the names of keys inside them that nobody reads.
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
     if new and old and new != old:
@@ -268,15 +287,22 @@ def _take_rope(values: dict[str, Any]) -> None:
     if rope.pop("type", kind) != kind or kind not in list(ROPE_SCALING_KEYS):
         raise InputError(f"{key} is {show(given)}; expected one rope_type of {', '.join(ROPE_SCALING_KEYS)}")
     needed, possible = ROPE_SCALING_KEYS[kind]
+    if kind in ("llama3", "yarn"):  # transformers takes sometimes the one, sometimes the other
+        outside = values.pop(ORIGINAL_LENGTH, None)
+        same = outside in (None, rope.get(ORIGINAL_LENGTH))
+        expect(same, ORIGINAL_LENGTH, outside, f"it inside {key}, or the same in both")
     if missing := sorted(needed - rope.keys()):
         raise InputError(f"{key} has no {missing[0]}; rope_type {kind} needs {', '.join(sorted(needed))}")
-    if unknown := sorted(rope.keys() - needed - possible):
-        raise InputError(f"{key} has {show(unknown[0])}: {show(rope[unknown[0]])}; rope_type {kind} has no such key")
+    unread = [name for name in rope if name not in ROPE_KEYS]
+    rope = {name: value for name, value in rope.items() if name in ROPE_KEYS}
+    if foreign := sorted(rope.keys() - needed - possible):
+        raise InputError(f"{key} has {show(foreign[0])}: {show(rope[foreign[0]])}; rope_type {kind} has no such key")
     rope = {name: ROPE_CHECKS.get(name, _number)(f"{key}'s {name}", value) for name, value in rope.items()}
     if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
         raise InputError(f"{key} is {show(given)}; expected low_freq_factor to be below high_freq_factor")
     if kind != "default":
         values["rope_scaling"] = {"rope_type": kind, **rope}
+    return [f"{key}'s {name}" for name in unread]
 
 
 def _take_lengths(values: dict[str, Any]) -> None:

@@ -14,12 +14,13 @@ from model.llama import Llama
 def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None) -> Tensor:
     """Draw token ids (B,) from logits (B, vocab_size); at temperature 0 take the likeliest, without a draw.
 
-    top_k 0 and top_p 1 are off. Together, top_p applies to what top_k leaves.
+    top_k 0 and top_p 1 are off. Together, top_p applies to what top_k leaves. The draw is made on the CPU, with a
+    generator of the CPU: a seed gives the same draw on every device, and Apple's GPUs have no float64.
     """
     if temperature == 0:
         return logits.argmax(-1)
     # In float64 even temperature 1e-300 scales the distances to the largest logit without an overflow to NaN.
-    logits = logits.double()
+    logits = logits.cpu().double()
     logits = (logits - logits.max(-1, keepdim=True).values) / temperature
     if top_k:
         kth = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]
@@ -30,6 +31,11 @@ def sample(logits: Tensor, temperature: float, top_k: int, top_p: float, generat
         before[:, 0] = 0
         logits = torch.empty_like(logits).scatter(-1, order, ordered.masked_fill(before >= top_p, -torch.inf))
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+
+
+def most_new(model: Llama, prompt_ids: list[int], max_new_tokens: int) -> int:
+    """Number of tokens that may follow a prompt. The last is never fed back, so it may lie just past the context."""
+    return min(max_new_tokens, model.config.context_length - len(prompt_ids) + 1)
 
 
 def generate(
@@ -47,8 +53,8 @@ def generate(
     Raises InputError for NaN or infinite logits.
     """
     longest = max(map(len, prompts))
-    device, context = model.embed_tokens.weight.device, model.config.context_length
-    left = [min(max_new_tokens, context - len(prompt)) for prompt in prompts]  # ids that each may still get
+    device = model.embed_tokens.weight.device
+    left = [most_new(model, prompt, max_new_tokens) for prompt in prompts]  # ids that each may still get
     tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)  # (B, T)
     padding = None
     if any(len(prompt) < longest for prompt in prompts):
@@ -69,4 +75,4 @@ def generate(
         if all(id is None for id in new):
             return
         yield new
-        tokens, forward = ids[:, None], step or model
+        tokens, forward = ids.to(device)[:, None], step or model

@@ -33,9 +33,9 @@ def read_file(path: Path) -> bytes:
 
 
 def decode_text(path: Path, content: bytes) -> str:
-    """The text of a file at `path`. Raises InputError if it is not UTF-8."""
+    """The text of a file at `path`, without a byte-order mark. Raises InputError if it is not UTF-8."""
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error.reason}); fetch it again") from error
 

@@ -1,16 +1,25 @@
 """The command as it is typed, against greedy decoding written out."""
 
+import io
 import json
+import os
 import re
 import shutil
+import socket
+import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import TextIO, cast
 
 import pytest
 import torch
 
 import kernels
-from generate import main
+from generate import check_memory, drawing, main, read_prompts
+from kernels import InputError
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
 from model.config import LlamaConfig
@@ -90,7 +99,7 @@ def test_the_weights_are_computed_in_the_dtype_and_on_the_device_asked_for(write
 
 
 @pytest.mark.parametrize("prompts", [["once"], ["once", "there was a lily"]])
-def test_compilation_changes_no_text(write, monkeypatch, prompts):
+def test_compilation_changes_no_text(write, checkpoint, monkeypatch, prompts):
     from model import compiled_step as decoder
 
     calls, compile_step = [], decoder.compile_step
@@ -100,10 +109,12 @@ def test_compilation_changes_no_text(write, monkeypatch, prompts):
         return lambda *arguments, **options: calls.append(None) or step(*arguments, **options)
 
     monkeypatch.setattr(decoder, "compile_step", counted)
-    arguments = [part for prompt in prompts for part in ("--prompt", prompt)] + ["--temperature", 0]
+    arguments = [part for prompt in prompts for part in ("--prompt", prompt)]
+    arguments += ["--temperature", 0, "--max-new-tokens", 1000]  # until the context is full
     code, out, err = write(*arguments, "--compile")
     assert (code, out) == write(*arguments)[:2]
-    assert len(calls) == 1 + 19  # one to warm up, and the first token comes from the prefill
+    n_once = 65 - len(load_tokenizer(checkpoint).encode("once", bos=True))
+    assert len(calls) == 1 + n_once - 1  # one to warm up, and the first token comes from the prefill
     assert re.search(r"compiled in [\d.]+ s", err)
 
 
@@ -131,7 +142,8 @@ def test_the_printed_seed_repeats_a_run_without_one(write):
 
 
 def test_no_new_tokens_leave_the_prompt(write):
-    assert write("--prompt", PROMPT, "--max-new-tokens", 0)[:2] == (0, PROMPT + "\n")
+    for prompt in (PROMPT, PROMPT + "\n"):
+        assert write("--prompt", prompt, "--max-new-tokens", 0)[:2] == (0, prompt + "\n")
 
 
 def test_the_configs_end_ids_stop_the_text_and_are_not_shown(write, checkpoint, tmp_path):
@@ -165,6 +177,11 @@ def test_ids_beyond_the_tokenizer_are_never_drawn(write, checkpoint, tmp_path):
     padded.load_state_dict(state)
     save_checkpoint(tmp_path, padded, tokenizer)
     assert write("--ckpt", tmp_path, "--seed", 5)[:2] == write("--seed", 5)[:2]
+    # Three ids without a piece, then an added token.
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<added>": tokenizer.vocab_size + 3}))
+    for temperature in (0, 1.5):
+        code, out, _ = write("--ckpt", tmp_path, "--temperature", temperature, "--seed", 5)
+        assert (code, "<added>" in out, "\u2047" in out) == (0, True, False)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, checkpoint, tmp_path):
@@ -178,13 +195,35 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(write, che
 
 
 def test_the_context_is_filled_and_not_passed(write, checkpoint):
-    """The last position is 63."""
+    """The last position is 63, and the token drawn there is not fed back."""
     n_prompt = len(load_tokenizer(checkpoint).encode(PROMPT, bos=True))
     arguments = ["--prompt", PROMPT, "--temperature", 0, "--max-new-tokens"]
     code, out, err = write(*arguments, 1000)
-    assert (code, out) == (0, text_of(checkpoint, PROMPT, 64 - n_prompt))
+    assert (code, out) == (0, text_of(checkpoint, PROMPT, 65 - n_prompt))
     assert "stopped at the full context (64 tokens)" in err
-    assert "stopped at --max-new-tokens" in write(*arguments, 63 - n_prompt)[2]
+    assert "stopped at --max-new-tokens" in write(*arguments, 65 - n_prompt)[2]
+
+
+def test_each_text_of_a_batch_is_said_to_end_for_its_own_reason(write, checkpoint, tmp_path):
+    """64 and 65 tokens reach the end together; an end id as the last token that fits is an end."""
+    model, tokenizer = load(checkpoint)
+    full = PROMPT + "x" * (64 - len(tokenizer.encode(PROMPT, bos=True)))
+    ids = tokenizer.encode(full, bos=True)
+    assert len(ids) == 64
+    arguments = ["--temperature", 0, "--max-new-tokens", 1000]
+    code, out, err = write("--prompt", full, *arguments)
+    assert (code, out) == (0, text_of(checkpoint, full, 1))
+    assert "1 tokens at" in err
+    assert "stopped at the full context (64 tokens)" in err
+    code, out, err = write("--prompt", full, "--prompt", "once", *arguments)
+    n_once = 65 - len(tokenizer.encode("once", bos=True))
+    assert parts(out) == [text_of(checkpoint, full, 1), text_of(checkpoint, "once", n_once)]
+    assert f"{1 + n_once} tokens at" in err
+    assert "stopped at the full context (64 tokens)\n" in err
+    folder = changed(checkpoint, tmp_path, eos_token_id=greedy(model, ids, 1))
+    assert "stopped at the end token" in write("--ckpt", folder, "--prompt", full, *arguments)[2]
+    code, _, err = write("--prompt", full + "x", *arguments)
+    assert (code, "the prompt has 65 tokens and the model's context 64" in err) == (2, True)
 
 
 @pytest.mark.parametrize("flags", [[], ["--chat"]])
@@ -202,6 +241,114 @@ def test_standard_input_is_a_prompt(write, checkpoint):
     code, _, err = write(stdin=b"\xff\xfe")
     assert code == 2
     assert "standard input is not UTF-8" in err
+
+
+def standard_input(kind: str) -> TextIO:
+    """Standard input of a kind. Whoever writes to it pauses in the middle of the text."""
+    if kind == "socket":
+        ours, theirs = socket.socketpair()
+        reading, writing = ours.detach(), theirs.detach()
+    else:
+        reading, writing = os.openpty() if kind == "terminal" else os.pipe()
+        os.set_blocking(reading, kind != "pipe that does not block")
+    if kind == "terminal":
+        return os.fdopen(reading)
+
+    def write():
+        for part in (PROMPT[:5], PROMPT[5:]):
+            time.sleep(0.05)
+            os.write(writing, part.encode())
+        os.close(writing)
+
+    Thread(target=write).start()
+    return os.fdopen(reading)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompts"),
+    [("socket", [PROMPT]), ("pipe", [PROMPT]), ("pipe that does not block", [PROMPT]), ("terminal", [])],
+)
+def test_standard_input_is_read_whatever_it_is_but_a_terminal(monkeypatch, kind, prompts):
+    monkeypatch.setattr("sys.stdin", standard_input(kind))
+    assert read_prompts(None) == prompts
+
+
+def test_without_standard_input_a_text_begins_by_itself(monkeypatch):
+    with open(os.devnull) as empty:
+        monkeypatch.setattr("sys.stdin", empty)
+        assert read_prompts(None) == []
+    for absent in (empty, None, io.StringIO("a notebook's")):  # `empty` is closed now
+        monkeypatch.setattr("sys.stdin", absent)
+        assert read_prompts(None) == []
+
+
+def test_a_byte_order_mark_is_dropped_at_the_start_alone(write, checkpoint, chat_checkpoint, monkeypatch):
+    mark, greedily = "\ufeff", ["--temperature", 0]
+    plain = write("--prompt", PROMPT, *greedily)
+    assert write("--prompt", mark + PROMPT, *greedily)[:2] == plain[:2]
+    assert write(*greedily, stdin=(mark + PROMPT).encode())[:2] == plain[:2]
+    assert write(*greedily, "--prompt", "a" + mark)[1] == text_of(checkpoint, "a" + mark, 20)
+    chat = ["--ckpt", chat_checkpoint, "--chat", *greedily, "--system"]
+    spoken = write(*chat, "b", "--prompt", "a")[:2]
+    assert write(*chat, mark + "b", "--prompt", mark + "a")[:2] == spoken
+    lines = iter([mark + "a"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, None) or raise_(EOFError))
+    assert write(*chat, "b")[:2] == spoken
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (61, 1.0), (0, 0.99)])
+def test_ids_without_a_piece_are_never_drawn(temperature, top_k, top_p):
+    """60 pieces, an added token at 63, and a model with 70 rows."""
+    tokenizer = cast(Tokenizer, SimpleNamespace(vocab_size=64, unused_ids=[60, 61, 62]))
+    args = Namespace(temperature=temperature, top_k=top_k, top_p=top_p, seed=0)
+    logits = torch.randn(50, 70, generator=torch.Generator().manual_seed(0))
+    known = torch.tensor([*range(60), 63])
+    logits[:, known] -= 20  # the others are by far the likeliest
+    drawn = drawing(args, tokenizer, 50, CPU)(logits).tolist()
+    assert set(drawn) <= set(known.tolist())
+    assert 63 in drawn
+    if temperature == 0:
+        assert drawn == known[logits[:, known].argmax(-1)].tolist()
+
+
+def test_the_bytes_of_caches_that_do_not_fit_are_named(write, checkpoint, tmp_path):
+    longest = 2**30
+    model, tokenizer = load(checkpoint)
+    spread = len(tokenizer.encode("once")) - len(
+        tokenizer.encode("a")
+    )  # "a" is padded so far, and may fill the context
+    per_token = sum(cache.k.nbytes + cache.v.nbytes for cache in model.new_cache(1, 1))
+    folder = changed(checkpoint, tmp_path, max_position_embeddings=longest)
+    large = ["--ckpt", folder, "--num-samples", 10**6, "--max-new-tokens", 2 * 10**9]
+    code, out, err = write(*large, "--prompt", "once", "--prompt", "a")
+    assert (code, out) == (2, "")
+    tokens = longest + 1 + spread
+    assert f"2000000 x {tokens} tokens take {2 * 10**6 * tokens * per_token:,} bytes" in err
+    assert "lower --num-samples" in err.splitlines()[-1]
+    with pytest.raises(InputError, match="take 1,180,591,620,717,411,303,424 bytes"):  # 2^70: more than torch can count
+        check_memory(model, 2**31, 2**39 // per_token)
+
+
+@pytest.mark.parametrize("kind", [InputError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    ("arguments", "n_new", "out"),
+    [
+        (["--prompt", "once"], 2, "once\n"),
+        (["--prompt", "on\n"], 0, "on\n"),
+        (["--prompt", ""], 0, ""),
+        (["--chat", "--prompt", "a"], 0, ""),
+    ],
+)
+def test_an_error_in_the_middle_of_a_text_begins_a_line(
+    write, chat_checkpoint, monkeypatch, kind, arguments, n_new, out
+):
+    def generate(*_):
+        yield from [[None]] * n_new
+        raise kind("the end")
+
+    monkeypatch.setattr("generate.generate", generate)
+    assert write("--ckpt", chat_checkpoint, *arguments)[1] == out
 
 
 def parts(out: str) -> list[str]:
@@ -322,7 +469,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program(write, cha
     first, _ = chat_text(chat_checkpoint, "user: a\nlily:", 2)
     second, _ = chat_text(chat_checkpoint, f"user: a\nassistant: {first}\nuser: b\nlily:", 3)
     assert (code, out) == (0, f"{first}\n{second}\n")
-    assert "that was not UTF-8 text" in err
+    assert "this is not UTF-8 text" in err
     assert re.search(r"the conversation has \d+ tokens and the model's context 64.*taken back", err)
     assert "2 tokens; stopped at Ctrl-C" in err
     assert "3 tokens; stopped at --max-new-tokens" in err
@@ -345,10 +492,14 @@ def raise_(error):
         (["--norm", "layer"], "'layer'; use one of: reference, torch, compile, triton, auto"),
         (["--ckpt", "no/such/folder"], "no/such/folder"),
         (["--num-samples", "0"], "argument --num-samples: '0'"),
-        (["--seed", str(2**63)], "'9223372036854775808' is not below 2^63"),
+        (["--seed", str(2**63)], "argument --seed: '9223372036854775808' is above 9223372036854775807"),
+        (["--max-new-tokens", str(2**31)], "argument --max-new-tokens: '2147483648' is above"),
+        (["--num-samples", "999999999999"], "argument --num-samples: '999999999999' is above"),
+        (["--top-p", "1e-400"], "argument --top-p: '1e-400'"),
         (["--system", "be kind"], "--chat"),
         (["--chat", "--num-samples", "3"], "--num-samples is 3"),
-        (["--prompt", "\udcff"], "UTF-8"),  # how Python hands on an argument that isn't UTF-8
+        (["--prompt", "\udcff"], "argument --prompt: this is not UTF-8 text"),  # so Python hands on such an argument
+        (["--chat", "--system", "\udcff"], "argument --system: this is not UTF-8 text"),
     ],
 )
 def test_what_cant_be_done_is_refused_in_one_line(write, arguments, found):

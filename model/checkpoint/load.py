@@ -68,12 +68,13 @@ def load_checkpoint(
         with torch.device("meta"):  # shapes without values: the weights are about to be replaced
             model = Llama(config, norm)
         if dtype is None:
-            _check_dtypes(folder, stored)
+            _check_dtypes(stored)
         tensors = {name: to_model_rows(t.name, t.read().to(dtype), config) for name, t in stored.items()}
     if config.tie_word_embeddings and "lm_head.weight" in tensors:  # some writers store the embedding twice
         head = tensors.pop("lm_head.weight")
         if not torch.equal(head, tensors["embed_tokens.weight"]):
-            say(f"{folder}: lm_head.weight differs from the embedding that it is tied to, and is ignored")
+            path = stored["lm_head.weight"].path
+            say(f"{path}: lm_head.weight differs from the embedding that it is tied to, and is ignored")
     model.load_state_dict(tensors, assign=True)
     return model.eval()
 
@@ -105,7 +106,8 @@ def open_checkpoint(
     if not os.path.isdir(folder):  # unlike Path's, it takes a name that is too long
         raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
     stored: dict[str, Stored] = {}
-    for path in _weight_files(folder):
+    source, files = _weight_files(folder)
+    for path in files:
         for tensor in _tensors(path, opened, device):
             name = to_model_name(tensor.name)
             if ROTARY_BUFFER.search(name):
@@ -116,31 +118,47 @@ def open_checkpoint(
                 raise InputError(f"{path}: {tensor.name} is also {first.name} of {first.path}; expected it once")
             stored[name] = tensor
     config = _read_config(folder, stored, rms_norm_eps)
-    _check_tensors(config, stored, folder)
+    if config.tie_word_embeddings and "embed_tokens.weight" not in stored and "lm_head.weight" in stored:
+        stored["embed_tokens.weight"] = stored.pop("lm_head.weight")  # safetensors' save_model keeps one of two names
+    _check_tensors(config, stored, source)
     return config, stored
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory: one, the shards that an index lists, or Meta's and Mistral's."""
-    if os.path.exists(folder / "model.safetensors"):
-        return [folder / "model.safetensors"]
-    for index in (folder / INDEX, folder / "consolidated.safetensors.index.json"):
-        if os.path.exists(index):
-            return _indexed_files(index)
-    if files := sorted(folder.glob("consolidated*.safetensors")):
-        return files
+def _weight_files(folder: Path) -> tuple[Path, list[Path]]:
+    """The file to read the weights from, and the safetensors that it is or lists; says so if there is another choice.
+
+    It is model.safetensors, which transformers takes first too, an index of shards, or Meta's and Mistral's files.
+    """
+    names = ("model.safetensors", INDEX, "consolidated.safetensors.index.json")
+    found = [folder / name for name in names if os.path.exists(folder / name)]
+    parts = sorted(folder.glob("consolidated*.safetensors"))
+    if parts and folder / names[-1] not in found:
+        found.append(parts[0])
+    if not found:
+        raise _no_weights(folder)
+    configs = [folder / name for name in ("config.json", "params.json") if os.path.exists(folder / name)]
+    if left := [path.name for path in configs[1:] + found[1:]]:
+        read = " and ".join(path.name for path in configs[:1] + found[:1])
+        say(f"{folder}: reading {read}; ignoring {' and '.join(left)}, which could be read instead")
+    if found[0].suffix == ".json":
+        return found[0], _indexed_files(found[0])
+    return found[0], parts if found[0] in parts else found[:1]
+
+
+def _no_weights(folder: Path) -> InputError:
+    """The error to raise for a directory without safetensors: what it has instead, and how to convert that."""
     for name in sorted(path.name for path in folder.iterdir()):
         if name.endswith(".gguf"):
-            raise InputError(
+            return InputError(
                 f"{folder} has no safetensors, but {name}; convert it: transformers' AutoModelForCausalLM"
                 f'.from_pretrained(DIR, gguf_file="{name}") and save_pretrained(NEW_DIR)'
             )
         if name.endswith((".bin", ".pth", ".pt", ".ckpt")):
-            raise InputError(
+            return InputError(
                 f"{folder} has no safetensors, but {name}, which is not opened, since a pickle can run code; if you "
                 "trust it, torch.load it with weights_only=True and write its tensors with safetensors.torch.save_file"
             )
-    raise InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
+    return InputError(f"no weights at {folder / 'model.safetensors'}; expected one, or {INDEX} and its shards")
 
 
 def _indexed_files(index: Path) -> list[Path]:
@@ -184,38 +202,40 @@ def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | 
     values = read_object(path)
     with errors_in(path):
         if theirs:
-            embedding = stored.get("embed_tokens.weight")
-            values = config_values(values, embedding.shape[0] if embedding else None)
-            values.setdefault("tie_word_embeddings", "lm_head.weight" not in stored)
+            tables = [stored[name] for name in ("embed_tokens.weight", "lm_head.weight") if name in stored]
+            values = config_values(values, tables[0].shape[0] if tables else None)
+            values.setdefault("tie_word_embeddings", len(tables) < 2)
         if rms_norm_eps is not None:
             found = values.get("norm_eps", values.get("rms_norm_eps"))
             say(f"rms_norm_eps {rms_norm_eps:g} overrides {'none' if found is None else found} of {path}")
-        return LlamaConfig.from_dict(values, rms_norm_eps)
+        return LlamaConfig.from_dict(values, rms_norm_eps, path)
 
 
-def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], folder: Path) -> None:
-    """Refuse names and shapes that are not those of the config's model."""
+def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path) -> None:
+    """Refuse names and shapes that are not those of the config's model. `source` is where a missing one should be."""
     layers = {name.split(".")[1] for name in stored if name.startswith("layers.")}
     if len(layers) < config.num_hidden_layers:  # a damaged config may ask for a million of them
-        raise InputError(f"{folder}: tensors are missing: {len(layers)} of {config.num_hidden_layers} layers are there")
+        raise InputError(f"{source}: tensors are missing: {len(layers)} of {config.num_hidden_layers} layers are there")
     with torch.device("meta"):
         model = Llama(config, load_backend("reference", torch.device("cpu")))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
     if missing := sorted(shapes.keys() - stored.keys()):
-        raise InputError(f"{folder}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0])}")
-    if unexpected := sorted(stored[name].name for name in stored.keys() - shapes.keys()):
-        raise InputError(f"{folder}: tensors that no LLaMA has ({len(unexpected)}), the first is {unexpected[0]}")
+        raise InputError(f"{source}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0])}")
+    if unexpected := sorted((stored[name] for name in stored.keys() - shapes.keys()), key=lambda tensor: tensor.name):
+        first = unexpected[0]
+        raise InputError(f"{first.path}: tensors that no LLaMA has ({len(unexpected)}), the first is {first.name}")
     for name, tensor in stored.items():
         if tensor.shape != shapes[name]:
-            raise InputError(f"{folder}: {tensor.name} has shape {tensor.shape}; the config asks for {shapes[name]}")
+            named = f"{tensor.path}: {tensor.name} has shape {tensor.shape}"
+            raise InputError(f"{named}; the config asks for {shapes[name]}")
 
 
-def _check_dtypes(folder: Path, stored: dict[str, Stored]) -> None:
+def _check_dtypes(stored: dict[str, Stored]) -> None:
     """Refuse matrices of different dtypes, which cannot be multiplied. A norm's weight may have another dtype."""
     embedding = stored["embed_tokens.weight"]
     for name, tensor in stored.items():
         if not name.endswith("norm.weight") and tensor.dtype != embedding.dtype:
-            difference = f"{tensor.name} is {tensor.dtype}, {embedding.name} is {embedding.dtype}"
-            raise InputError(f"{folder}: {difference}; expected one dtype for both: choose one with --dtype")
+            difference = f"{tensor.name} is {tensor.dtype}, {embedding.name} of {embedding.path.name} {embedding.dtype}"
+            raise InputError(f"{tensor.path}: {difference}; expected one dtype for both: choose one with --dtype")

@@ -81,9 +81,11 @@ def save_checkpoint(
             _flush(file)
         if any(_content(folder / name) != small.get(name) for name in TOKENIZER | small.keys()):
             for name in ("model.safetensors", INDEX, "generation_config.json"):
-                (folder / name).unlink(missing_ok=True)
+                path = folder / name
+                path.unlink(missing_ok=True)
         for name, file in partial.items():
-            file.replace(folder / name)
+            path = folder / name
+            file.replace(path)
         # What another model or an interrupted save has left; model.safetensors first, since it beats an index.
         for path in sorted(folder.iterdir(), key=lambda path: path.name != "model.safetensors"):
             name = path.name.removesuffix(".partial")

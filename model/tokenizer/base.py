@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 
 from kernels import InputError
 from model.tokenizer.files import AddedToken, TokenizerConfig
@@ -15,13 +16,13 @@ AS_TEXT = "\U000f0000"  # private use: marks the name of a control token that is
 
 
 class Tokenizer:
-    """Base of all tokenizers; a subclass adds _encode, _encode_continuation and _piece_bytes.
+    """Base of all tokenizers; a subclass adds _known_ids, _encode, _encode_continuation and _piece_bytes.
 
-    Ids run from 0 to vocab_size - 1, possibly with gaps. `files` is the name and content of each file that a checkpoint
-    directory needs, `token_names` the text of bos_token, eos_token and the like for chat templates.
+    Ids run from 0 to vocab_size - 1; those in `unused_ids` have no piece. `files` is the name and content of each file
+    that a checkpoint directory needs, `token_names` the text of bos_token, eos_token and the like for chat templates.
     """
 
-    vocab_size: int
+    _known_ids: set[int]  # of all pieces and added tokens
     bos_id: int | None
     eos_id: int | None
     adds_bos: bool  # True if a text should begin with bos_id
@@ -35,6 +36,14 @@ class Tokenizer:
         controls = [token for token in self.added.values() if token.control]
         self._control_ids = {token.id for token in controls}
         self._controls = Splitter(controls)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return 1 + max(self._known_ids, default=-1)
+
+    @cached_property  # not computed before vocab_size is checked: a damaged file may name an id of 4 * 10^9
+    def unused_ids(self) -> list[int]:
+        return [id for id in range(self.vocab_size) if id not in self._known_ids]
 
     def encode(self, text: str, bos: bool = False, eos: bool = False) -> list[int]:
         """Ids of any text. Control tokens come from `bos` and `eos` alone, never from the text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
@@ -10,31 +11,44 @@ import sentencepiece
 
 from kernels import InputError
 from model.tokenizer.base import SPACE, UNKNOWN, Splitter, Tokenizer
-from model.tokenizer.files import AddedToken, TokenizerConfig
+from model.tokenizer.files import CONFIG, AddedToken, TokenizerConfig
 
-# normalizer_spec.add_dummy_prefix = false as protobuf; appended to a model it counts, because the last value does.
-NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
+# normalizer_spec.add_dummy_prefix as protobuf; appended to a model it counts, because the last value does.
+SPACE_BEFORE_TEXT = {False: b"\x1a\x02\x18\x00", True: b"\x1a\x02\x18\x01", None: b""}
+# A trained tokenizer's settings for other programs: without them transformers' AutoTokenizer adds no BOS, and a model
+# converted for llama.cpp puts a space before a text.
+HUGGING_FACE = {
+    "tokenizer_class": "LlamaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "add_prefix_space": False,
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
 
 
 class SentencePieceTokenizer(Tokenizer):
     """A sentencepiece model, from the bytes of its tokenizer.model. Raises RuntimeError or ValueError for other bytes.
 
-    Text is encoded as by sentencepiece, so LLaMA's models put a space before it, even if it already begins with one.
-    (transformers 5 omits that space, and splits runs of spaces differently.) After an added or control token the space
-    is put only if the checkpoint says `legacy`.
+    Text is encoded as by sentencepiece, so LLaMA's models put a space before it, even if it already begins with one,
+    unless the checkpoint says add_prefix_space: false. (transformers 5 omits that space, and splits runs of spaces
+    differently.) After an added or control token the space is put only if the checkpoint says `legacy`.
     """
 
     def __init__(self, proto: bytes, config: TokenizerConfig | None = None) -> None:
-        config = config or TokenizerConfig({}, [], {}, None, False, None)
+        config = config or TokenizerConfig()
         if not proto:  # the library accepts it, and complains at every call
             raise RuntimeError("empty")
-        self._model = model = sentencepiece.SentencePieceProcessor(model_proto=proto)
+        spaced = proto + SPACE_BEFORE_TEXT[config.add_prefix_space]
+        self._model = model = sentencepiece.SentencePieceProcessor(model_proto=spaced)
         self._n_pieces = model.vocab_size()
         pieces = [model.id_to_piece(id) for id in range(self._n_pieces)]  # UnicodeDecodeError in a damaged file
-        controls = [AddedToken(id, piece, True) for id, piece in enumerate(pieces) if model.is_control(id)]
-        added = [token for token in config.added if token.id >= self._n_pieces or not model.is_unknown(token.id)]
-        super().__init__({"tokenizer.model": proto}, config, controls + added)
-        self.vocab_size = max([self._n_pieces, *(id + 1 for id in self.added)])
+        special = [id for id, piece in enumerate(pieces) if model.is_control(id) or piece in config.special]
+        tokens = [AddedToken(id, pieces[id], True) for id in special] + config.added
+        unknown = model.unk_id()  # stays a piece, whose ids are shown, though many checkpoints list it as special
+        super().__init__({"tokenizer.model": proto}, config, [token for token in tokens if token.id != unknown])
+        self._known_ids = {*range(self._n_pieces), *self.added}
         self._words = Splitter(token for token in self.added.values() if not token.control)
         self._legacy = config.legacy
         # LLaMA's own models put a space before every text and remove it when decoding; ours do not.
@@ -46,23 +60,28 @@ class SentencePieceTokenizer(Tokenizer):
         self.adds_bos = self.bos_id is not None and config.add_bos is not False
 
     def _special_id(self, key: str, config: TokenizerConfig, own: int) -> int | None:
-        """The id of the token that the checkpoint gives this key, or else the model's `own`, where -1 means none."""
-        if key not in config.names and own >= 0:
-            self.token_names[key] = self._model.id_to_piece(own)
-            return own
-        name = config.names.get(key)
-        if name is None:
+        """The id of the token that the checkpoint names, or else the model's `own`, where -1 means none."""
+        if key in config.names:
+            name = config.names[key]
+            if name is None:
+                return None
+            ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
+            if name in ids:
+                return ids[name]
+            id = self._model.piece_to_id(name)  # perhaps an ordinary piece
+            if not self._model.is_unknown(id):
+                return id
+        if own < 0:
             return None
-        ids = {token.text: id for id, token in self.added.items()}  # of two with one name, the later counts
-        if name in ids:
-            return ids[name]
-        id = self._model.piece_to_id(name)  # perhaps an ordinary piece
-        return None if self._model.is_unknown(id) else id
+        self.token_names[key] = self._model.id_to_piece(own)
+        return own
 
     @cached_property
     def _continued(self) -> sentencepiece.SentencePieceProcessor:
         """This model without the space that LLaMA's puts before a text."""
-        return sentencepiece.SentencePieceProcessor(model_proto=self.files["tokenizer.model"] + NO_DUMMY_PREFIX)
+        return sentencepiece.SentencePieceProcessor(
+            model_proto=self.files["tokenizer.model"] + SPACE_BEFORE_TEXT[False]
+        )
 
     def _encode(self, text: str, first: bool) -> list[int]:
         ids = []
@@ -129,7 +148,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             room = "256 bytes, 3 special tokens and the common characters; raise --vocab-size"
             raise InputError(f"a vocabulary of {vocab_size} pieces is too small; expected room for {room}") from error
         raise InputError(f"no tokenizer can be trained on this text; expected words in it ({error})") from error
-    return SentencePieceTokenizer(proto.getvalue())
+    tokenizer = SentencePieceTokenizer(proto.getvalue())
+    tokenizer.files[CONFIG] = json.dumps(HUGGING_FACE, indent=2).encode()
+    return tokenizer
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels import InputError
-from model.json_file import parse_object, read_file
+from model.json_file import decode_text, errors_in, expect, parse_object, read_file
 from model.tokenizer.base import SPACE, UNKNOWN, Tokenizer
-from model.tokenizer.files import FLAGS, AddedToken, TokenizerConfig
+from model.tokenizer.files import CONFIG, FLAGS, AddedToken, TokenizerConfig
 
 try:
     import tokenizers
@@ -34,30 +34,45 @@ class JsonTokenizer(Tokenizer):
     """A tokenizer.json whose pieces are bytes, as in LLaMA 3, or sentencepiece's, as in LLaMA 2. Raises InputError.
 
     Everything in the file applies but its post-processor: add_bos_token in tokenizer_config.json decides about BOS, and
-    only if it is absent does the post-processor.
+    only if it is absent does the post-processor. add_prefix_space: false there takes away sentencepiece's space before
+    a text; `legacy` is for tokenizer.model. (transformers 5 reads both, but only for the class LlamaTokenizer.)
     """
 
     def __init__(self, path: Path, config: TokenizerConfig) -> None:
         content = read_file(path)
         self._path, self._spec = path, parse_object(path, content)
-        self._extra = config.added
-        self._model = model = self._build(content.decode())
+        self._extra, self._special = config.added, config.special
+        self._model = self._build(decode_text(path, content))
+        self._decoder = self._decoder_steps()
+        self.drops_space = "Strip" in self._decoder
+        if config.add_prefix_space is not None and "ByteLevel" not in self._decoder:
+            self._set_space(config.add_prefix_space)
+        model = self._model
         added = [
             AddedToken(id, token.content, token.special, token.lstrip, token.rstrip, token.single_word)
             for id, token in model.get_added_tokens_decoder().items()
         ]
         super().__init__({"tokenizer.json": content}, config, added)
-        self.vocab_size = 1 + max(model.get_vocab().values(), default=-1)
+        self._known_ids = set(model.get_vocab().values())
         self._pieces = set(model.get_vocab(with_added_tokens=False).values())
-        self._decoder = self._decoder_steps()
-        self.drops_space = "Strip" in self._decoder
         leading = _leading_token(self._spec)
-        if leading is not None and "bos_token" not in config.names:
+        named = config.names.get("bos_token", "")
+        if leading and named is not None and model.token_to_id(named) is None:
             self.token_names["bos_token"] = leading
         ids = {key: model.token_to_id(name) for key, name in self.token_names.items()}
         self.bos_id, self.eos_id = ids.get("bos_token"), ids.get("eos_token")
         adds_bos = leading == self.token_names.get("bos_token") if config.add_bos is None else config.add_bos
         self.adds_bos = self.bos_id is not None and adds_bos
+
+    def _set_space(self, wanted: bool) -> None:
+        """Take sentencepiece's space before a text away. Raises InputError if one is wanted where the file has none."""
+        if wanted:
+            first = "".join(self._model.encode("a", add_special_tokens=False).tokens)
+            with errors_in(self._path.parent / CONFIG):
+                expect(first.startswith(SPACE), "add_prefix_space", wanted, f"false, as {self._path.name} puts none")
+        else:
+            self._spec, self.drops_space = _without_space(self._spec, "first", "always"), False
+            self._model = self._build(json.dumps(self._spec))
 
     def _build(self, text: str) -> tokenizers.Tokenizer:
         """The package's tokenizer from the text of a tokenizer.json, with the tokens that only the config adds."""
@@ -72,6 +87,10 @@ class JsonTokenizer(Tokenizer):
                 if token.text not in known:
                     flags = {name: getattr(token, name) for name in FLAGS}
                     model.add_tokens([tokenizers.AddedToken(token.text, special=token.control, **flags)])
+            known |= {token.text for token in self._extra}
+            for text in self._special:
+                if text not in known and model.token_to_id(text) is not None:
+                    model.add_special_tokens([tokenizers.AddedToken(text, normalized=False)])
             model.encode("a")
         except (KeyboardInterrupt, SystemExit):
             raise

@@ -39,8 +39,9 @@ def cache_for(config, capacity=16, n_kv_heads=4):
     return KVCache(replace(config, num_key_value_heads=n_kv_heads), 2, capacity, torch.float64, CPU)
 
 
+@pytest.mark.parametrize("ends", [[9], [4, 7, 8, 9]])
 @torch.no_grad()
-def test_attention_is_the_formula_in_float64(attention, span):
+def test_attention_is_the_formula_in_float64(config, attention, span, ends):
     """softmax(q k^T / sqrt(head_dim)) v over the keys at or before each query, a head at a time."""
     x = torch.randn(2, 9, 48, dtype=torch.float64)
     q = rotate(attention.q_proj(x).view(2, 9, 4, 12).transpose(1, 2), span(0, 9).rope).numpy()
@@ -54,7 +55,9 @@ def test_attention_is_the_formula_in_float64(attention, span):
             heads[:, i, 12 * head : 12 * head + 12] = np.einsum("bj,bjd->bd", weights, v[:, head // 2, : i + 1])
     expected = heads @ attention.o_proj.weight.T.numpy()
     # float64 throughout, but for the table that both share: sums of 48 terms stay far below 1e-12
-    np.testing.assert_allclose(attention(x, span(0, 9)).numpy(), expected, rtol=0, atol=1e-12)
+    cache = cache_for(config, n_kv_heads=2) if len(ends) > 1 else None
+    parts = [attention(x[:, s:e], span(s, e), cache) for s, e in zip([0, *ends], ends, strict=False)]
+    np.testing.assert_allclose(torch.cat(parts, 1).numpy(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import torch
 import generate
 import train
 from kernels import InputError
-from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive, seed
+from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive, run, seed, whole_numbers
 from scripts import prepare_data
 from tests.helpers import CPU, ROOT
 
@@ -59,12 +60,106 @@ def test_an_interrupt_is_exit_code_130_without_a_traceback(command):
     assert "Traceback" not in err
 
 
-def test_a_fault_of_ours_keeps_its_traceback(command):
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_a_fault_of_ours_keeps_its_traceback(command, kind):
     def main():
-        raise ValueError("a bug")
+        raise kind("a bug")
 
-    with pytest.raises(ValueError, match="a bug"):
+    with pytest.raises(kind, match="a bug"):
         command(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has"),
+            " (20.50 GiB more were needed);",
+        ),
+        (MemoryError(), ";"),
+        (None, f" ({2**62} bytes more were needed);"),
+    ],
+)
+def test_a_full_memory_is_one_line(command, error, found):
+    def main():
+        if error:
+            raise error
+        torch.empty(2**62, dtype=torch.uint8)
+
+    code, out, err = command(main)
+    assert (code, out) == (2, "")
+    assert err == f"error: out of memory{found} make the model, the batch or the text smaller\n"
+
+
+@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (1, 2), (0, 1, 2)])
+def test_closed_standard_streams_lose_what_goes_to_them_and_nothing_else(tmp_path, closed):
+    program = """
+import os, subprocess, sys
+from kernels import InputError
+from model.cli import run, say
+def main():
+    with open(sys.argv[1], "w") as file:
+        os.write(2, b"a library's")
+        say("ours")
+        subprocess.run(["sh", "-c", "echo a child >&2 && echo child"], check=True)
+        file.write("saved")
+    print("text", sys.stdin.read(), end="", flush=True)
+    raise InputError("the end")
+run(main)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "new"],
+        cwd=ROOT,
+        input=b"given",
+        capture_output=True,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+    )
+    assert (tmp_path / "new").read_text() == "saved"
+    assert done.returncode == 2
+    assert done.stdout == (b"" if 1 in closed else b"child\ntext " + (b"" if 0 in closed else b"given"))
+    assert done.stderr == (b"" if 2 in closed else b"a library'sours\na child\nerror: the end\n")
+
+
+WRITTEN = "é \u2047 🙂"
+
+
+@pytest.mark.parametrize(
+    ("environment", "out", "err"),
+    [
+        ({}, WRITTEN.encode(), WRITTEN.encode()),
+        ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, WRITTEN.encode(), WRITTEN.encode()),
+        ({"PYTHONIOENCODING": "cp1252"}, b"\xe9 ? ?", b"\xe9 \\u2047 \\U0001f642"),
+        ({"PYTHONIOENCODING": "latin-1:strict"}, b"\xe9 ? ?", b"\xe9 \\u2047 \\U0001f642"),
+        ({"PYTHONIOENCODING": "ascii:xmlcharrefreplace"}, b"&#233; &#8263; &#128578;", b"\\xe9 \\u2047 \\U0001f642"),
+    ],
+)
+def test_no_character_ends_a_command(environment, out, err):
+    """Python itself gives stderr, and only it, backslashes."""
+    show = f"print({WRITTEN!a}, len(input())), print({WRITTEN!a}, file=sys.stderr)"
+    program = f"import sys; from model.cli import run; run(lambda: ({show}))"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LC_"))}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=kept | environment, input=b"ab\xff", capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, out + b" 3\n", err + b"\n")
+
+
+def test_a_terminal_keeps_its_encoding(monkeypatch):
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal(io.BytesIO(), "cp1252")
+    monkeypatch.setattr(sys, "stdout", stream)
+    run(lambda: print(WRITTEN))
+    assert stream.buffer.getvalue() == b"\xe9 ? ?\n"
+
+
+def test_streams_that_a_notebook_has_put_there_are_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with open(os.devnull) as closed:
+        monkeypatch.setattr(sys, "stdin", closed)
+    run(lambda: print(WRITTEN))
+    assert sys.stdout.getvalue() == WRITTEN + "\n"
 
 
 def test_a_closed_pipe_ends_without_a_traceback():
@@ -129,6 +224,9 @@ def test_auto_dtype_on_a_cpu_follows_its_flags(monkeypatch, tmp_path, cpuinfo, d
     ("kind", "text", "number"),
     [
         (positive(int), "1", 1),
+        (positive(int), "1_000", 1000),  # as Python writes it
+        (positive(int), str(2**31 - 1), 2**31 - 1),
+        (positive(float), "1e308", 1e308),
         (positive(float), "1e-300", 1e-300),
         (not_negative(int), "0", 0),
         (not_negative(float), "0", 0.0),
@@ -151,6 +249,13 @@ def test_numbers_in_range_are_taken(kind, text, number):
 def test_numbers_out_of_range_are_refused_as_they_were_written(kind, texts):
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not a "):
+            kind(text)
+
+
+@pytest.mark.parametrize("kind", [positive(int), not_negative(int), whole_numbers])
+def test_integers_end_below_2_to_the_31(kind):
+    for text in (str(2**31), "9" * 4000):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is above 2147483647; use a smaller number$"):
             kind(text)
 
 

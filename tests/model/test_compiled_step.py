@@ -41,7 +41,12 @@ def pairs(model, step, prompts, n_new):
             yield [forward(token, cache, padding=padding) for forward, cache in zip((model, step), caches, strict=True)]
     for eager, compiled in zip(*caches, strict=True):
         assert eager.length == compiled.length == longest + n_new
-        assert relative(compiled.k - eager.k, eager.k) < (FLOAT32_BOUND if eager.k.dtype == torch.float32 else 2.0**-6)
+        half = eager.k.dtype != torch.float32
+        for expected, found in ((eager.k, compiled.k), (eager.v, compiled.v)):
+            assert relative(found - expected, expected) < (2.0**-6 if half else FLOAT32_BOUND)
+            # In half precision 0 % of a first layer's keys differ and 7 % of a second's, from sums in another order;
+            # without the rounding of x_hat 40 % and 67 %.
+            assert not half or (found != expected)[:, :, longest:].float().mean() < 0.25
 
 
 @pytest.mark.parametrize("kind", KINDS)

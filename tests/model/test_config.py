@@ -1,13 +1,18 @@
 """model/config.py: what config.json may say, what is filled in, and what is refused by name."""
 
+import inspect
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import transformers
+from transformers import PreTrainedConfig, cache_utils, masking_utils, modeling_rope_utils
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 
 from kernels import InputError
-from model.config import LlamaConfig
+from model.config import CHECKS, HARMLESS_KEYS, LlamaConfig
 
 VALUES = {
     "vocab_size": 61,
@@ -26,7 +31,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 def test_every_key_reaches_its_field():
     given = VALUES | {"head_dim": 14, "rope_theta": 5000.0, "tie_word_embeddings": True, "initializer_range": 0.03}
-    given |= {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3}
+    given |= {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3, "attention_dropout": 0.1}
     given |= {"bos_token_id": 1, "eos_token_id": [2, 5]}
     config = LlamaConfig.from_dict(given)
     assert {key: getattr(config, key) for key in given} == given
@@ -116,10 +121,91 @@ def test_max_sequence_length_is_llama_1s_context_and_vicunas():
         {"torch_dtype": "float16", "transformers_version": "4.31.0", "pretraining_tp": 2, "pad_token_id": -1},
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0, "mscale_all_dim": 0.0}},
         {"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64}},
+        {"rope_scaling": LLAMA3, "original_max_position_embeddings": 8192},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        {"attention_dropout": 0, "per_layer_config": None, "use_cache": False, "gradient_checkpointing": True},
+        {"attention_dropout": "0.5"},
     ],
 )
-def test_what_changes_no_result_is_taken(harmless):
+def test_what_changes_no_result_is_taken_in_silence(harmless, capsys):
     assert LlamaConfig.from_dict(VALUES | harmless).hidden_size == 48
+    assert capsys.readouterr().err == ""
+
+
+# Keys of published models, besides those of VALUES, whose values are their own
+PUBLISHED = {
+    "Llama 1, converted": {"max_sequence_length": 2048, "pad_token_id": 0, "torch_dtype": "float16",
+        "transformers_version": "4.27.0.dev0", "use_cache": True, "bos_token_id": 1, "eos_token_id": 2},
+    "Llama 2": {"_name_or_path": "meta-llama/Llama-2-7b-hf", "pretraining_tp": 1, "rope_scaling": None},
+    "Llama 3.1": {"attention_bias": False, "attention_dropout": 0.0, "eos_token_id": [8, 9], "mlp_bias": False},
+    "unsloth's Llama 3.2": {"unsloth_fixed": True, "unsloth_version": "2025.1.1", "_attn_implementation_autoset": True},
+    "SmolLM2": {"is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "transformers.js_config":
+        {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}}},
+    "Vicuna, 16k": {"max_sequence_length": 256, "rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 1e4},
+    "Yarn-Llama-2": {"auto_map": {"AutoConfig": "configuration_llama.LlamaConfig"}, "rope_scaling": {"factor": 16.0,
+        "original_max_position_embeddings": 4096, "type": "yarn", "finetuned": True}},
+    "a classifier": {"id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "problem_type": "regression"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_load_in_silence(name, capsys):
+    LlamaConfig.from_dict(VALUES | {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu"} | PUBLISHED[name])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.MistralConfig])
+def test_all_that_transformers_writes_loads_in_silence(kind, capsys):
+    values = kind(**VALUES, name_or_path="somewhere", dtype="bfloat16").to_dict()
+    assert LlamaConfig.from_dict(json.loads(json.dumps(values))).model_type == kind.model_type
+    assert capsys.readouterr().err == ""
+
+
+def keys_of_transformers():
+    """Keys that transformers' configs take, and that the code of its LLaMA and Mistral asks a config for."""
+    kinds = (transformers.LlamaConfig, transformers.MistralConfig, PreTrainedConfig)
+    keys = {key for kind in kinds for key in inspect.signature(kind).parameters}
+    keys.update(re.findall(r"^ {8}(\w+) \(`", PreTrainedConfig.__doc__, re.MULTILINE))
+    for taker in (PreTrainedConfig.__post_init__, modeling_rope_utils):
+        keys.update(re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', inspect.getsource(taker)))
+    for module in (modeling_llama, modeling_mistral, masking_utils, cache_utils, modeling_rope_utils):
+        asked = r'(?:get|has)attr\((?:\w+[._])?config, "(\w+)"|[._]config\.([a-z]\w+)(?!\w*\()'
+        keys.update(key for pair in re.findall(asked, inspect.getsource(module)) for key in pair if key)
+    return keys - NOT_A_KEY
+
+
+# Asked for by other models' caches, methods, and what **kwargs means to Python
+NOT_A_KEY = {"number_of_conv_states", "kwargs", "get_text_config"}
+
+
+@pytest.mark.parametrize("key", sorted(keys_of_transformers()))
+def test_a_key_that_transformers_reads_changes_no_logits_or_is_checked(key):
+    if key not in HARMLESS_KEYS:
+        with pytest.raises(InputError, match=f'^{key} is "strange"; '):
+            LlamaConfig.from_dict(VALUES | {key: "strange"})
+
+
+def test_keys_that_nobody_reads_are_named_once_in_one_line(tmp_path, capsys):
+    theirs = {"internal_version": "7.1", "_model_name_or_path": "a.gguf", "rope_tetha": 5e5, "num_kv_heads": None}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(VALUES | theirs | {"rope_scaling": LLAMA3 | {"two\nlines": 3, "finetuned": True}}))
+    for _ in range(2):
+        assert LlamaConfig.load(path) == LlamaConfig.from_dict(VALUES | {"rope_scaling": LLAMA3})
+    assert capsys.readouterr().err == (
+        f'{path}: ignored keys that a LLaMA does not have: "_model_name_or_path", "internal_version", '
+        '"num_kv_heads" (is num_key_value_heads meant?), "rope_scaling\'s two\\nlines", '
+        '"rope_tetha" (is rope_theta meant?)\n'
+    )
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "-1" + 400 * "0", "1" + 5000 * "0"])
+@pytest.mark.parametrize("key", [*sorted(CHECKS.keys() - {"rope_parameters", "rope_scaling", "norm"}), "rope's factor"])
+def test_a_number_too_large_is_refused(tmp_path, key, number):
+    path = tmp_path / "config.json"
+    change = f'"{key}": {number}' if key in CHECKS else f'"rope_scaling": {{"type": "yarn", "factor": {number}}}'
+    path.write_text(json.dumps(VALUES | {"model_type": "mistral"})[:-1] + f", {change}}}")
+    with pytest.raises(InputError, match=f"{re.escape(str(path))}( is not JSON|.*{key.split()[-1]} is .*; expected)"):
+        LlamaConfig.load(path)
 
 
 def test_mistral_has_a_window_and_its_own_defaults():
@@ -146,7 +232,9 @@ def test_mistral_has_a_window_and_its_own_defaults():
         *[("initializer_range", bad) for bad in (-0.02, "wide")],
         *[("head_dim", bad) for bad in (0, 13)],
         ("hidden_act", "gelu"),
-        ("attention_dropout", 0.1),
+        *[("attention_dropout", bad) for bad in (1, -0.1, "some", True, float("nan"))],
+        ("per_layer_config", {"0": {"num_key_value_heads": 1}}),
+        ("is_causal", False),
         ("quantization_config", {"quant_method": "gptq"}),
         ("model_type", "gpt2"),
         ("model_type", ["llama"]),
@@ -155,7 +243,6 @@ def test_mistral_has_a_window_and_its_own_defaults():
         ("partial_rotary_factor", 0.5),
         ("layer_types", ["full_attention"]),
         ("sliding_window", 4096),
-        ("rms_norm_epsilon", 1e-5),
         ("tie_word_embeddings", "false"),
         ("eos_token_id", "2"),
     ],
@@ -183,6 +270,9 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_key_and_value(key, value)
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 0.5}, ["rope_theta", "0.5", "yarn"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, ["head_dim", "2", "dynamic"]),
         ({"sliding_window": 4096, "model_type": "llama"}, ["sliding_window", "4096", "mistral"]),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["rope_parameters", "partial_rotary_factor", "0.5"]),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "long_factor": [1.5]}}, ["long_factor", "1.5", "linear"]),
+        ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, ["original_max_position_embeddings is 64"]),
     ],
 )
 def test_values_that_contradict_each_other_are_refused_by_key_and_value(changed, named):
@@ -242,6 +332,7 @@ def test_end_ids_are_one_several_or_none(eos, ids):
         {"rope_scaling": LLAMA3},
         {"attention_bias": True, "mlp_bias": True},
         {"eos_token_id": 2},
+        {"attention_dropout": 0.1},
         {"eos_token_id": [2, 5], "tie_word_embeddings": True},
         {"model_type": "mistral", "sliding_window": None},
         {"model_type": "mistral", "sliding_window": 24, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
@@ -251,7 +342,9 @@ def test_to_dict_comes_back_equal_by_json_and_by_transformers(config, changed):
     config = LlamaConfig.from_dict(config.to_dict() | changed)
     assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     kind = transformers.MistralConfig if config.model_type == "mistral" else transformers.LlamaConfig
+    assert config.to_dict()["architectures"] == [kind.__name__.replace("Config", "ForCausalLM")]
     theirs = kind(**config.to_dict())
+    assert theirs.attention_dropout == config.attention_dropout
     assert (theirs.rms_norm_eps, theirs.rope_parameters["rope_theta"]) == (config.rms_norm_eps, config.rope_theta)
     assert (theirs.num_key_value_heads, theirs.head_dim) == (config.num_key_value_heads, config.head_dim)
     back = LlamaConfig.from_dict(theirs.to_dict())
@@ -303,7 +396,7 @@ def test_the_callers_eps_overrides_that_of_another_norm(config, tmp_path):
         ({"norm": 3, "model_type": "rmsllama"}, ["norm is 3", "package.module:function"]),
         ({"norm": NORM, "model_type": "rmsllama", "norm_eps": 0}, ["rms_norm_eps is 0"]),
         ({"norm": NORM, "model_type": "rmsllama", "sliding_window": 24}, ["sliding_window is 24"]),
-        ({"norm_eps": 1e-5}, ["norm_eps", "1e-05"]),
+        ({"norm_eps": 1e-5}, ["rms_norm_eps is missing"]),
     ],
 )
 def test_a_norm_that_the_model_type_contradicts_is_refused(changed, named):

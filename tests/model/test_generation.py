@@ -71,6 +71,31 @@ def test_a_tiny_temperature_takes_the_likeliest(temperature, dtype):
     assert sample(logits, temperature, 0, 1.0, torch.Generator().manual_seed(0)).tolist() == [2, 4]
 
 
+class OnMps(torch.Tensor):
+    """Stand-in for a tensor on Apple's GPU, which has no float64."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        if function is torch.Tensor.cpu:
+            return result.as_subclass(torch.Tensor)
+        if isinstance(result, cls) and result.dtype == torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return result
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_device_without_float64_draws_what_the_cpu_draws(temperature):
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(TypeError):
+        logits.as_subclass(OnMps).double()
+    drawn = [
+        sample(x, temperature, 9, 0.9, torch.Generator().manual_seed(0)) for x in (logits.as_subclass(OnMps), logits)
+    ]
+    assert drawn[0].tolist() == drawn[1].tolist()
+    assert isinstance(drawn[0], OnMps) == (temperature == 0)  # the likeliest is found where the logits are
+
+
 def varied(model: Llama, n_new: int) -> tuple[list[int], list[int]]:
     """A prompt whose first greedy ids are all different, and these ids."""
     found = ((prompt := [p], greedy(model, prompt, n_new)) for p in range(61))
@@ -110,12 +135,13 @@ def test_a_batch_runs_until_its_last_text_has_ended(config, make_model):
 
 
 def test_every_text_of_a_batch_may_fill_the_context(config, make_model):
-    """The longer prompt leaves room for 4 tokens, which doesn't shorten the other's 62."""
+    """The longer prompt leaves room for 4 tokens and one that isn't fed back, the other for 62 and one."""
     model, prompts = make_model(config), [list(range(60)), [4, 5]]
     long, short = texts(generate(model, prompts, 1000, set(), likeliest))
-    assert (len(long), len(short)) == (4, 62)
-    assert [long] == texts(generate(model, prompts[:1], 4, set(), likeliest))
-    assert [short] == texts(generate(model, prompts[1:], 62, set(), likeliest))
+    assert (len(long), len(short)) == (5, 63)
+    assert [long, short] == [greedy(model, prompts[0], 5), greedy(model, prompts[1], 63)]
+    assert texts(generate(model, [[5] * 64], 9, set(), likeliest)) == [greedy(model, [5] * 64, 1)]
+    assert list(generate(model, [[0] * 65], 9, set(), likeliest)) == []
 
 
 def test_an_end_id_stops_the_text_and_is_not_yielded(config, make_model):

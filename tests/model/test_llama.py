@@ -9,14 +9,28 @@ import transformers
 
 import kernels
 from model.checkpoint.load import to_file_name
-from model.llama import Llama
+from model.llama import Llama, summed_loss
 from model.norm import RMSNorm
-from tests.helpers import CPU, FLOAT32_BOUND, needs_triton, relative
+from tests.helpers import CPU, FLOAT32_BOUND, draw_weights, needs_triton, relative
 
 # In half precision the same operations give the same bits: 0 % of the logits differ, as measured. An attention kernel
 # that sums in another order may flip a last bit, which then reaches the logits of its position and those after it.
 # Another order of rounding in the norms flips bits everywhere: 80 %.
 SAME_ORDER, OTHER_ORDER = 0.25, 0.7
+
+# Scaled so that 40 tokens lie within the context and beyond the length of training.
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+CHANGES = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases of attention": {"attention_bias": True},
+    "biases of the feed-forward": {"mlp_bias": True},
+    "window": {"model_type": "mistral", "sliding_window": 7},
+    "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 16},
+    "llama3": {"rope_scaling": {"rope_type": "llama3"} | LLAMA3},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 16},
+}
 
 
 @pytest.fixture
@@ -29,7 +43,7 @@ def norms_of(model):
 
 
 def transformers_logits(model, tokens):
-    config = transformers.LlamaConfig(**model.config.to_dict(), attn_implementation="sdpa")
+    config = transformers.AutoConfig.for_model(**model.config.to_dict(), attn_implementation="sdpa")
     theirs = transformers.AutoModelForCausalLM.from_config(config, dtype=model.embed_tokens.weight.dtype).eval()
     weights = {to_file_name(name): weight for name, weight in model.state_dict().items()}
     if model.lm_head is None:
@@ -42,10 +56,10 @@ def share(ours, theirs):
     return (ours != theirs).float().mean().item()
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @torch.no_grad()
-def test_logits_are_those_of_transformers(config, make_model, tokens, tied):
-    model = make_model(replace(config, tie_word_embeddings=tied))
+def test_logits_are_those_of_transformers(config, make_model, tokens, change):
+    model = make_model(replace(config, **change))
     theirs = transformers_logits(model, tokens)
     assert relative(model(tokens) - theirs, theirs) < FLOAT32_BOUND
 
@@ -96,6 +110,22 @@ def test_decoding_with_a_cache_equals_decoding_without(config, make_model, dtype
             assert relative(torch.cat(pieces, 1) - expected, expected) < bound
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@torch.no_grad()
+def test_a_padded_row_has_the_logits_that_it_has_alone(config, make_model, tokens, change):
+    """At once and in pieces with a cache, for rows that end below the length of training, at it and beyond."""
+    model, padding = make_model(replace(config, **change)).double(), torch.tensor([0, 13, 24, 31])
+    tokens = tokens.masked_fill(torch.arange(40) < padding[:, None], 0)
+    for pieces in ([40], [34, 3, 1, 1, 1]):
+        caches = model.new_cache(4, 40) if len(pieces) > 1 else None
+        together = torch.cat([model(part, caches, padding=padding) for part in tokens.split(pieces, 1)], 1)
+        for row, left in enumerate(padding.tolist()):
+            caches = model.new_cache(1, 40) if len(pieces) > 1 else None
+            parts = tokens[row : row + 1, left:].split([pieces[0] - left, *pieces[1:]], 1)
+            alone = torch.cat([model(part, caches) for part in parts], 1)[0]
+            assert relative(together[row, left:] - alone, alone) < 1e-12  # float64, with the same angles
+
+
 @torch.no_grad()
 def test_a_cache_costs_no_precision_in_bfloat16(config, make_model, tokens):
     """Sums in another order round otherwise, but stray no further from the float64 model than those without a cache."""
@@ -128,20 +158,49 @@ def test_positions_end_at_max_position_embeddings(config, make_model):
     model(tokens[:, 63:64], caches)
     with pytest.raises(ValueError, match=r"65 .* 64"):
         model(tokens[:, 64:], caches)
+    caches = model.new_cache(1, 3)
+    model(tokens[:, :2], caches)
+    with pytest.raises(ValueError, match="holds 3 positions and is asked to hold 4"):
+        model(tokens[:, :2], caches)
+    assert model(tokens[:, :1], caches).shape == (1, 1, 61)
 
 
-def test_fresh_weights_are_normal_and_what_writes_to_the_residual_stream_shrinks_with_depth(config):
-    config = replace(config, initializer_range=0.03)
+@pytest.mark.parametrize("anew", [False, True])
+def test_fresh_weights_are_normal_and_what_writes_to_the_residual_stream_shrinks_with_depth(config, anew):
+    config = replace(config, initializer_range=0.03, attention_bias=True, mlp_bias=True)
     torch.manual_seed(0)
-    for name, weight in Llama(config, kernels.load_backend("reference", CPU)).named_parameters():
-        if name.endswith("norm.weight"):
-            assert (weight == 1).all()
+    model = Llama(config, kernels.load_backend("reference", CPU))
+    if anew:  # nothing of the weights before is left
+        draw_weights(model, std=1)
+        model.init_weights()
+    for name, weight in model.named_parameters():
+        if name.endswith(("norm.weight", "bias")):
+            assert (weight == name.endswith("norm.weight")).all(), name
             continue
         std = 0.03 / math.sqrt(2 * 3) if "o_proj" in name or "down_proj" in name else 0.03
         # a sample of n has mean 0 within std / sqrt(n), and its std is right within a share of 1 / sqrt(2 n)
         n = weight.numel()
         assert abs(weight.std().item() / std - 1) < 5 / math.sqrt(2 * n), name
         assert abs(weight.mean().item()) < 5 * std / math.sqrt(n), name
+
+
+def test_nothing_is_drawn_on_the_meta_device(config, monkeypatch):
+    """PyTorch's random operators for it import half a compiler."""
+    monkeypatch.setattr(torch.nn.init, "normal_", None)
+    with torch.device("meta"):
+        model = Llama(config, kernels.load_backend("reference", CPU))
+    assert all(weight.is_meta and weight.requires_grad for weight in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_loss_is_summed_in_float32_over_the_next_tokens(tokens, dtype):
+    logits, seen = (torch.randn(4, 39, 61) * 10).to(dtype), []
+    loss = summed_loss(lambda inputs: (seen.append(inputs), logits)[1], tokens)
+    assert torch.equal(seen[0], tokens[:, :-1])
+    assert loss.dtype == torch.float32
+    exact = -sum(logits.double().log_softmax(-1)[i, j, tokens[i, j + 1]] for i in range(4) for j in range(39))
+    # a term below 64, off by a rounding of it or two, and the sum of 156 by one of each partial sum at most
+    assert loss.item() == pytest.approx(exact.item(), rel=156 * 2**-24)
 
 
 @torch.no_grad()

@@ -115,6 +115,33 @@ def test_the_mean_squares_of_a_compiled_model_are_those_of_the_model_and_compile
     assert len(graphs) == n_graphs
 
 
+@pytest.mark.parametrize(
+    ("norm", "dtype", "autocast"),
+    [
+        ("reference", torch.float16, False),
+        ("reference", torch.bfloat16, False),
+        ("reference", torch.float32, True),
+        ("reference@float16", torch.float32, False),
+        ("reference@bfloat16", torch.float32, True),
+    ],
+)
+@torch.no_grad()
+def test_the_mean_squares_of_half_precision_are_computed_in_float32(config, make_model, norm, dtype, autocast):
+    """Rows of about 1000: float16 can't hold their squares, and bfloat16's mean would be off by up to 2^-8."""
+    model, tokens = make_model(config, norm).to(dtype), torch.arange(40).view(2, 20)
+    model.embed_tokens.weight *= 1000 / 0.06
+    streams = []
+    for module in model.modules():
+        if isinstance(module, RMSNorm):
+            module.register_forward_hook(lambda norm, inputs, output: streams.append(output[1].double()))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = input_mean_squares(model, tokens)
+    rows = torch.stack(streams).square().mean(-1).flatten(1)
+    assert found.dtype == torch.float32
+    assert found.min() > 65504
+    torch.testing.assert_close(found.double(), torch.stack([rows.mean(1), rows.amin(1)]), rtol=1e-5, atol=0)
+
+
 def test_the_mean_squares_under_autocast_and_checkpointing_are_float32(config, make_model):
     model, tokens = make_model(config), torch.arange(40).view(2, 20)
     expected = input_mean_squares(model, tokens)

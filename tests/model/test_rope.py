@@ -1,13 +1,17 @@
 """model/rope.py: the angles, the rotation, and that no cast of the model reaches them."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from model.config import LlamaConfig
 from model.rope import inverse_frequencies, rotary_table, rotate
+from tests.helpers import CPU
 
 
 def shaped(head_dim, theta, **changed):
@@ -152,12 +156,52 @@ def test_scaled_angles_are_those_of_transformers(name, head_dim, length):
     assert (changed > 100 * bound) == (name != "dynamic" or length > 512)
 
 
+def grid(**values):
+    return [dict(zip(values, row, strict=True)) for row in product(*values.values())]
+
+
+# The ends of YaRN's ramp: apart, the same (0/0 at a point, or between two), swapped, and beyond either end of a head.
+TURNS = [{}, {"beta_fast": 4.0, "beta_slow": 4.0}, {"beta_fast": 1.5}, {"beta_fast": 1.0, "beta_slow": 32.0}]
+MSCALES = [{"mscale": 0.8}, {"mscale_all_dim": 1.3}, {"mscale": 0.8, "mscale_all_dim": 1.3}]
+GRIDS = {
+    "linear": grid(factor=[0.5, 4.0]),
+    "dynamic": grid(factor=[1.0, 2.5]),
+    "llama3": grid(
+        factor=[1.0, 8.0], low_freq_factor=[0.5, 1.0], high_freq_factor=[2.0, 40.0],
+        original_max_position_embeddings=[4, 128, 8192],
+    ),
+    "yarn": [
+        {"factor": factor, "original_max_position_embeddings": original, **truncate, **rest}
+        for factor, original in product([0.5, 16.0], [5, 128, 4096, 10**7])
+        for rest, truncate in [*product(TURNS, ({}, {"truncate": False})), *product(MSCALES, [{}])]
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("theta", [20.0, 5000.0, 500000.0])
+@pytest.mark.parametrize("head_dim", [4, 12, 64])
+@pytest.mark.parametrize("kind", GRIDS)
+def test_frequencies_are_those_of_transformers_for_all_settings(kind, head_dim, theta):
+    rope = {"rope_type": "default", "rope_theta": theta}
+    theirs = transformers.LlamaConfig(head_dim=head_dim, max_position_embeddings=512, rope_parameters=rope)
+    plain, _ = inverse_frequencies(shaped(head_dim, theta), 1, CPU)
+    for settings in GRIDS[kind]:
+        theirs.rope_parameters = {"rope_type": kind, "rope_theta": theta, **settings}
+        ours = shaped(head_dim, theta, max_position_embeddings=512, rope_scaling={"rope_type": kind, **settings})
+        for length in (511, 512, 513, 2000) if kind == "dynamic" else (2000,):
+            inv_freq, amplitude = inverse_frequencies(ours, length, CPU)
+            expected, factor = ROPE_INIT_FUNCTIONS[kind](theirs, CPU, seq_len=length)
+            assert amplitude == factor, settings
+            # as above, of the unscaled frequency, by which both are blended; a factor of 0.5 doubles it
+            assert ((inv_freq - expected).abs() <= 2 * 32 * 2.0**-24 * plain).all(), (settings, length)
+
+
 def test_llama_3_2_leaves_fast_pairs_slows_slow_ones_and_blends_three():
     """Meta's Llama 3.2: 32 times slower, by the published frequencies."""
     scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 8192}  # fmt: skip
-    inv_freq, amplitude = inverse_frequencies(shaped(64, 500000.0, rope_scaling=scaling), 1, torch.device("cpu"))
-    plain, _ = inverse_frequencies(shaped(64, 500000.0), 1, torch.device("cpu"))
+    inv_freq, amplitude = inverse_frequencies(shaped(64, 500000.0, rope_scaling=scaling), 1, CPU)
+    plain, _ = inverse_frequencies(shaped(64, 500000.0), 1, CPU)
     assert amplitude == 1
     assert torch.equal(inv_freq[:15], plain[:15])
     assert torch.equal(inv_freq[18:], plain[18:] / 32)

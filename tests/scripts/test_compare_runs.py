@@ -1,11 +1,12 @@
 """scripts/compare_runs.py: the same run passes, and any other metric, weight, config or tokenizer fails."""
 
 import json
+import os
 import shutil
 
 import pytest
 
-from scripts.compare_runs import main
+from scripts.compare_runs import differences, main
 
 
 def slower(folder):
@@ -25,9 +26,11 @@ def one_step_less(folder):
 
 
 def other_bit(folder):
-    content = bytearray((folder / "model.safetensors").read_bytes())
+    path = folder / "model.safetensors"
+    content, before = bytearray(path.read_bytes()), path.stat()
     content[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # so that neither size nor time tells
 
 
 def other_eps(folder):
@@ -60,6 +63,25 @@ def test_a_difference_is_exit_code_1(change, message, trained, workplace, comman
     else:
         assert code == 1
         assert stdout.startswith(message)
+
+
+STEP = {"step": 0, "loss": 1.5, "val_loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens_per_s": 9.0, "mfu": 0.25}
+
+
+@pytest.mark.parametrize("key", STEP)
+def test_every_metric_but_the_speed_is_compared(key, tmp_path):
+    """A different value, and one that a run lacks; only the first step that differs is told."""
+    others = [STEP | {key: 7}, {name: value for name, value in STEP.items() if name != key}]
+    for name, steps in {"before": [STEP] * 3, "changed": [others[0]] * 3, "lacking": [STEP, others[1], STEP]}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        for file in ("model.safetensors", "tokenizer.model", "config.json"):
+            (folder / file).write_text("{}")
+    for old, new in (("before", "changed"), ("before", "lacking"), ("lacking", "before")):
+        found = differences(tmp_path / old, tmp_path / new)
+        assert len(found) == (key not in ("tokens_per_s", "mfu"))
+        assert all(f": {key} is " in line for line in found)
 
 
 def test_a_run_that_has_saved_nothing_is_refused_in_one_line(trained, workplace, command):

@@ -99,6 +99,22 @@ def test_the_deadline_ends_every_part(tmp_path):
     assert results["sleeper"]["result"] == "over 1 s"
 
 
+def test_ctrl_c_ends_every_part(tmp_path, monkeypatch):
+    started, popen = [], gpu_report.subprocess.Popen
+    monkeypatch.setattr(
+        gpu_report.subprocess, "Popen", lambda *a, **k: (started.append(popen(*a, **k)), started[-1])[1]
+    )
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_report.time, "sleep", interrupt)
+    parts = [part(name, "import time; time.sleep(60)") for name in ("one", "two")]
+    with pytest.raises(KeyboardInterrupt):
+        gpu_report.run_parts(parts, tmp_path, time.perf_counter() + 60)
+    assert [process.returncode for process in started] == [-9, -9]
+
+
 def test_without_norms_to_compare_it_says_so(command, tmp_path):
     code, _, stderr = command(gpu_report.main, "--device", "cpu", "--norms", "reference", "--out", tmp_path / "out")
     assert (code, stderr.count("\n")) == (2, 1)
@@ -113,6 +129,23 @@ out.mkdir()
 (out / "norm.png").write_bytes(b"picture")
 print("bench table")
 """
+TESTS = """
+import pytest
+
+def test_good():
+    pass
+
+def test_bad():
+    assert False
+
+def test_broken(no_such_fixture):
+    pass
+
+@pytest.mark.skip
+def test_left_out():
+    pass
+"""
+LONG_ERROR = "import sys; print('y' * 3000 + '\\nbar\\rno such GPU', file=sys.stderr); sys.exit(2)"
 TRAIN = "".join(
     json.dumps({"step": step, "loss": 5 - step, "tokens_per_s": speed, "val_loss": 4.5}) + "\n"
     for step, speed in enumerate([1, 2, 1000, 3000])
@@ -121,21 +154,26 @@ TRAIN = "".join(
 
 @pytest.fixture
 def stand_ins(monkeypatch):
-    """Each part replaced by a short one that leaves the same files; one of two real tests fails."""
+    """Each part replaced by a short one that leaves the same files; two of four real tests fail."""
 
     def plan(args, norms, dtype, work):
         test = work / "test_two.py"
-        test.write_text("def test_good():\n    pass\n\ndef test_bad():\n    assert False\n")
+        test.write_text(TESTS)
         pytest_command = (PYTHON, "-m", "pytest", "-q", str(test), "--junitxml", str(work / "contract.xml"))
-        metrics = f"import pathlib; p = pathlib.Path({str(work)!r}) / 'train-torch'; p.mkdir(); "
         checks = [
             gpu_report.Part("contract", "Contract tests", 60, pytest_command),
             part("parity-float32", "print('parity table')"),
-            part("parity-bfloat16", "import sys; print('bar\\rno such GPU', file=sys.stderr); sys.exit(2)"),
+            part("parity-bfloat16", LONG_ERROR),
         ]
         bench = gpu_report.Part("bench", "Benchmark", 20, (PYTHON, "-c", MAKE_BENCH, str(work / "bench")))
-        training = metrics + f"(p / 'metrics.jsonl').write_text({TRAIN!r})"
-        return [checks, [bench], [part("train-torch", training, title=f"Training in {dtype}")]]
+        code = "import pathlib, sys, time; p = pathlib.Path(sys.argv[1]); p.mkdir(); "
+        code += f"(p / 'metrics.jsonl').write_text({TRAIN!r}); time.sleep(int(sys.argv[2]))"
+
+        def training(norm, seconds, limit_s):
+            command = (PYTHON, "-c", code, str(work / f"train-{norm}"), str(seconds))
+            return gpu_report.Part(f"train-{norm}", f"Training with {norm} in {dtype}", limit_s, command)
+
+        return [checks, [bench], [training("torch", 0, 20), training("triton", 60, 1)]]
 
     monkeypatch.setattr(gpu_report, "plan", plan)
     monkeypatch.setattr(gpu_report, "prepare", lambda *_: None)
@@ -146,21 +184,22 @@ def test_the_report_says_what_passed_and_what_did_not(command, tmp_path, stand_i
     out = tmp_path / "out"
     code, stdout, stderr = command(gpu_report.main, "--device", "cpu", "--norms", "torch", "--out", out)
     assert code == 1
-    assert stdout == "failed: Contract tests; Parity-Bfloat16\n"
+    assert stdout == "failed: Contract tests; Parity-Bfloat16; Training with triton in bfloat16\n"
     assert "Benchmark: passed" in stderr
 
     parts = json.loads((out / "report.json").read_text())["parts"]
     assert parts["contract"]["passed"] == 1
-    assert parts["contract"]["failed"] == ["test_bad"]
+    assert parts["contract"]["failed"] == ["test_bad", "test_broken"]
     assert parts["bench"]["figures"] == {"machine": "this"}
     assert parts["train-torch"]["tokens_per_s"] == 2000  # the second half's median
     assert (out / "bench.png").read_bytes() == b"picture"
 
     text = (out / "report.md").read_text()
-    assert "1 passed, 1 failed, 0 skipped." in text
+    assert "1 passed, 2 failed, 1 skipped." in text
     assert "- test_bad" in text
     assert "| torch | 2,000 | 2.0000 | 4.5000 |" in text
-    assert "| Training in bfloat16 | passed |" in text
+    assert "| triton |" not in text  # the figures of a training run that was stopped are no result
+    assert "| Training with torch in bfloat16 | passed |" in text
     assert f"{describe(CPU)}, Python" in text
     assert "bench table" in text
     assert "![Benchmark](bench.png)" in text

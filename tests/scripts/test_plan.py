@@ -19,7 +19,7 @@ import kernels
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.training.flops import forward_flops
-from scripts.plan import count, fake_forward, main, saved_bytes, table
+from scripts.plan import Figures, amount, count, duration, fake_forward, main, saved_bytes, table
 from tests.helpers import CPU, ROOT, needs_triton
 
 CONFIGS = ROOT / "configs"
@@ -169,10 +169,8 @@ def test_the_plan_follows_from_the_settings(config):
     rows = rows_of(plan(config, norm))
     n_parameters = 2 * 61 * 48 + 3 * (48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48) + 48
     assert rows["parameters"] == (f"{n_parameters:,}", f"{2 * 61 * 48:,} of them in the embedding and the head")
-    # 10 sequences over 4 processes are at most 3 each, which in 2 parts are at most 2
-    assert (
-        rows["activations"][1] == "kept for the backward of 2 x 32 tokens at once, with bfloat16 copies of the weights"
-    )
+    kept = "kept for the backward of 2 x 32 tokens at once, with bfloat16 copies of the weights"
+    assert rows["activations"][1] == kept
     model, kept = fake_forward(config, norm, torch.bfloat16, 2, 32, False, False)
     assert rows["activations"][0] == f"{kept / 1e6:.2f} MB"
     assert rows["tokens of the run"] == ("320,000", "1,000 steps of 10 x 32")
@@ -181,20 +179,64 @@ def test_the_plan_follows_from_the_settings(config):
     assert rows["H100, H200"][1] == "989 TFLOP/s"
     assert rows["FLOPs of a token"][0] == f"{3 * forward_flops(model, 32, 1, 32) / 32 / 1e6:.2f} MFLOP"
 
-    large = replace(config, num_hidden_layers=1, vocab_size=60_000_000)  # gigabytes, to tell the settings apart
-    n_bytes = 4 * (2 * 60_000_000 * 48 + 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 3 * 48)
-    whole, shared = (rows_of(plan(large, norm, fsdp=fsdp)) for fsdp in (False, True))
-    for label, factor in (("weights", 1), ("gradients", 1), ("Adam's two moments", 2)):
-        assert whole[label][0] == f"{factor * n_bytes / 1e9:.2f} GB"
-        assert shared[label][0] == f"{factor * n_bytes / 4e9:.2f} GB"
-    # FSDP keeps no copies of weights, and its residual stream is bfloat16; what is whole meanwhile is on top
-    layer = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    at_once = 2 * (2 * 60_000_000 * 48 + layer) / 1e9
-    assert shared["together"][1].endswith(f"among them whole weights in bfloat16: {at_once:.2f} GB")
 
-    assert rows_of(plan(config, norm, dtype="float32"))["time"][0] == "unknown"
-    copies = f"among them bfloat16 copies of the layers' weights: {2 * 3 * layer / 1e6:.2f} MB"
-    assert rows_of(plan(config, norm, checkpoint_activations=True))["together"][1].endswith(copies)
+@pytest.mark.parametrize(
+    ("tied", "fsdp", "dtype"), [(False, False, "bfloat16"), (True, True, "bfloat16"), (False, True, "float32")]
+)
+def test_every_figure_is_counted_once(config, tied, fsdp, dtype):
+    config, norm = replace(config, tie_word_embeddings=tied), kernels.load_backend("torch", CPU)
+    model, kept = fake_forward(config, norm, getattr(torch, dtype), 2, 32, False, fsdp)
+    layer, tables = 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48, 61 * 48 * (1 if tied else 2)
+    n_parameters = tables + 3 * layer + 48
+    assert count(config, norm, Namespace(**RUN | {"fsdp": fsdp, "dtype": dtype})) == Figures(
+        n_parameters=n_parameters,
+        n_in_tables=tables,
+        n_in_layers=3 * layer,
+        tied=tied,
+        n_sequences=2,  # 10 over 4 processes are at most 3 each, which in 2 parts are at most 2
+        weight_bytes=4 * n_parameters / (4 if fsdp else 1),
+        saved_bytes=kept,
+        gathered_bytes=(2 if dtype == "bfloat16" else 4) * (tables + layer),
+        flops_per_token=3 * forward_flops(model, 32, 1, 32) / 32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "temporaries"),
+    [
+        ({}, "once, with bfloat16 copies of the weights", "top"),
+        ({"checkpoint_activations": True}, "once", "bfloat16 copies of the layers' weights: 4.00 GB"),
+        ({"fsdp": True}, "once", "whole weights in bfloat16: 7.00 GB"),
+        ({"fsdp": True, "dtype": "float32", "checkpoint_activations": True}, "once", "weights in float32: 7.00 GB"),
+        ({"dtype": "float32"}, "once", "top"),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_table_adds_up(settings, kept, temporaries, tied):
+    figures = Figures(3 * 10**9, 10**9, 2 * 10**9, tied, 2, 12e9, 5 * 10**9, 7e9, 6.05e9)
+    rows = rows_of(table(figures, Namespace(**RUN | settings)))
+    tables = "the embedding" if tied else "the embedding and the head"
+    assert rows["parameters"] == ("3,000,000,000", f"1,000,000,000 of them in {tables}")
+    labels = ["weights", "gradients", "Adam's two moments", "activations", "together"]
+    assert [rows[label][0] for label in labels] == ["12.00 GB", "12.00 GB", "24.00 GB", "5.00 GB", "53.00 GB"]
+    assert rows["activations"][1].endswith(kept)
+    assert rows["together"][1].endswith(temporaries)
+    if settings.get("dtype") == "float32":
+        assert rows["time"][0] == "unknown"
+    else:  # 320,000 tokens on 4 GPUs at 40 % of 121e12
+        assert rows["L4"][0] == "10 seconds"
+
+
+def test_amounts_and_times_are_in_the_largest_unit_that_fits():
+    assert [amount(n, "B") for n in (1e4, 999_990_000, 1e9, 2.5e12)] == [
+        "0.01 MB",
+        "999.99 MB",
+        "1.00 GB",
+        "2,500.00 GB",
+    ]
+    times = {0.0123: "0.0123 seconds", 119: "119 seconds", 120: "2.0 minutes", 7199: "120.0 minutes", 7200: "2.0 hours"}
+    times |= {172_799: "48.0 hours", 172_800: "2.0 days", 86_400 * 1500: "1,500.0 days"}
+    assert {seconds: duration(seconds) for seconds in times} == times
 
 
 def numpy_norm(x, weight, eps):

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from kernels import InputError
-from model.checkpoint.load import INDEX
+from model.checkpoint import __main__ as shown
+from model.checkpoint.load import INDEX, load_end_ids
 from model.checkpoint.names import to_file_name
 from model.checkpoint.save import save_checkpoint
 from model.norm import RMSNorm
@@ -117,6 +118,92 @@ def test_a_tied_head_in_the_file_gives_way_to_the_embedding(saved, difference, c
     assert any("lm_head.weight" in text for text in heard) == (difference != 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_tied_model_whose_file_holds_the_head_alone_loads_bit_for_bit(tmp_path, config, dtype, command, capsys):
+    """safetensors' save_model keeps one name of a tensor that has two, and that is the head's."""
+    theirs = theirs_of(config, dtype, tie_word_embeddings=True)
+    save_model(theirs, str(tmp_path / "model.safetensors"))
+    theirs.config.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert "lm_head.weight" in names
+    assert "model.embed_tokens.weight" not in names
+    ours = load(tmp_path)
+    assert ours.embed_tokens.weight.dtype == dtype
+    weights = {to_file_name(name): weight for name, weight in ours.state_dict().items()}
+    torch.testing.assert_close(weights | {"lm_head.weight": theirs.lm_head.weight}, theirs.state_dict(), rtol=0, atol=0)
+    assert capsys.readouterr().err == ""
+    code, out, _ = command(shown.main, tmp_path)
+    assert code == 0
+    assert f"{sum(p.numel() for p in ours.parameters()):,} parameters" in out
+
+
+def test_an_untied_model_whose_file_holds_the_head_alone_is_refused(saved):
+    _, folder = saved()
+    change_tensors(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert_refused(folder, str(folder / "model.safetensors"), "(1), the first is model.embed_tokens.weight")
+
+
+def test_end_ids_are_those_of_both_files(saved):
+    """What one of them lists alone ends a text too."""
+    model, folder = saved()
+    config = replace(model.config, eos_token_id=2)
+    assert load_end_ids(folder, config) == {2}
+    for theirs, ids in [(5, {2, 5}), ([7, 5], {2, 5, 7}), (None, {2})]:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": theirs}))
+        assert load_end_ids(folder, config) == ids
+        assert load_end_ids(folder, model.config) == ids - {2}
+
+
+# Directories with two candidates
+
+
+def write_candidates(folder, names):
+    """Weights under each name, an index with two shards, instead of model.safetensors; the nth embedding is all n."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for n, name in enumerate(names):
+        tensors = weights | {"model.embed_tokens.weight": torch.full((61, 48), float(n))}
+        stem = name.partition(".")[0]
+        parts = {key: f"{stem}-0000{i % 2 + 1}-of-00002.safetensors" for i, key in enumerate(tensors)}
+        if name.endswith(".json"):
+            (folder / name).write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+        else:
+            parts = dict.fromkeys(tensors, name)
+        for file in set(parts.values()):
+            part = {key: tensor for key, tensor in tensors.items() if parts[key] == file}
+            save_file(part, folder / file, {"format": "pt"})
+
+
+ONE, INDEXED, THEIRS = "model.safetensors", INDEX, "consolidated.safetensors"
+THEIRS_INDEXED = f"{THEIRS}.index.json"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(ONE, INDEXED), (ONE, THEIRS), (ONE, THEIRS_INDEXED), (INDEXED, THEIRS), (INDEXED, THEIRS_INDEXED),
+     (ONE, INDEXED, THEIRS_INDEXED), (ONE,), (INDEXED,), (THEIRS,)],
+)  # fmt: skip
+@pytest.mark.parametrize("params", [False, True])
+@torch.no_grad()
+def test_a_line_says_which_of_two_candidates_is_read(saved, command, names, params):
+    """What transformers reads; and nothing is said where there is one candidate."""
+    _, folder = saved()
+    write_candidates(folder, names)
+    (folder / "pytorch_model.bin").write_bytes(b"never opened")
+    left = list(names[1:])
+    if params:
+        (folder / "params.json").write_text(json.dumps({"dim": 999}))
+        left.insert(0, "params.json")
+    line = f"{folder}: reading config.json and {names[0]}; ignoring {' and '.join(left)}, which could be read instead\n"
+    code, _, err = command(shown.main, folder)
+    assert (code, err) == (0, line if left else "")
+    assert load(folder).embed_tokens.weight.unique().tolist() == [0]
+    if names[0] != THEIRS:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        assert theirs.model.embed_tokens.weight.unique().tolist() == [0]
+
+
 def test_dtypes_may_differ_in_the_norms_alone(saved):
     model, folder = saved(torch.bfloat16)
     norms = [name for name, _ in model.named_parameters() if name.endswith("norm.weight")]
@@ -196,6 +283,30 @@ def test_tensors_that_are_not_those_of_the_config_are_refused_by_name(saved, nam
     assert_refused(folder, named)
 
 
+@pytest.mark.parametrize("named", CHANGES)
+def test_errors_about_a_tensor_name_its_file(tmp_path, config, named):
+    """The index where a tensor is missing, and otherwise the shard that has what should not be there."""
+    theirs_of(config).save_pretrained(tmp_path, max_shard_size="80KB")
+    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    name = {"(24, 47)": "model.layers.2.self_attn.k_proj.weight", "(47,)": "model.layers.2.input_layernorm.weight"}
+    path = tmp_path / places.get(name.get(named, named), "model-00002-of-00004.safetensors")
+    tensors = load_file(path)
+    CHANGES[named](tensors)
+    save_file(tensors, path)
+    missing = named in places
+    assert_refused(tmp_path, f"{tmp_path / INDEX if missing else path}: ", named)
+
+
+def test_an_error_about_two_dtypes_names_both_files(tmp_path, config):
+    theirs_of(config).save_pretrained(tmp_path, max_shard_size="60KB")
+    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    name = "model.layers.2.mlp.up_proj.weight"
+    path, embedding = tmp_path / places[name], places["model.embed_tokens.weight"]
+    assert path.name != embedding
+    save_file(load_file(path) | {name: load_file(path)[name].half()}, path)
+    assert_refused(tmp_path, f"{path}: {name} is F16, model.embed_tokens.weight of {embedding} F32")
+
+
 @pytest.mark.parametrize("inside", ["model.layers.1._orig_mod.", "model.layers.1.module."])
 def test_a_prefix_inside_a_name_is_not_stripped(saved, inside):
     _, folder = saved()
@@ -226,7 +337,7 @@ def test_another_number_of_layers_is_refused_at_once(saved, n_layers, named):
         change_tensors(folder, lambda tensors: tensors.update({"model.layers.999999.foo": torch.ones(2)}))
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": n_layers}
     (folder / "config.json").write_text(json.dumps(config))
-    assert_refused(folder, "tensors", named)
+    assert_refused(folder, f"{folder / 'model.safetensors'}: tensors", named)
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", ""])

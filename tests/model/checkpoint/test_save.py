@@ -1,6 +1,8 @@
 """model/checkpoint/save.py: what is saved comes back, transformers reads it, and a save that dies mixes nothing."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -128,13 +130,23 @@ def test_a_model_above_the_limit_is_saved_in_shards_that_both_load(saved, dtype)
     assert index["metadata"]["total_size"] == sum(weight.nbytes for weight in model.state_dict().values())
 
 
+def test_every_tensor_above_the_limit_is_a_shard_of_its_own(saved):
+    model, folder = saved()
+    save_checkpoint(folder, model, TOKENIZER, shard_bytes=100)
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 20
+    assert [path.name for path in shards if not load_file(path)] == []
+    assert f"model-00001-of-{len(shards):05}.safetensors" == shards[0].name
+    assert_same_weights(model, load(folder))
+
+
 def test_saving_again_leaves_one_set_of_weights(saved, make_model, config):
     _, folder = saved()
     for i, shard_bytes in enumerate([40_000, 40_000, 30_000, 10**9, 40_000, 10**9]):
         model = make_model(config, seed=i)
         save_checkpoint(folder, model, TOKENIZER, shard_bytes)
         assert_same_weights(model, load(folder))
-        listed = {path.name for path in _weight_files(folder)}
+        listed = {path.name for path in _weight_files(folder)[1]}
         assert {path.name for path in folder.glob("*.safetensors")} == listed
         assert (folder / INDEX).exists() == (len(listed) > 1)
         assert not list(folder.glob("*.partial"))
@@ -184,6 +196,69 @@ def test_every_file_is_flushed_before_the_first_is_renamed(tmp_path, make_model,
     save_checkpoint(tmp_path, make_model(config), TOKENIZER, shard_bytes)
     n_files = len(list(tmp_path.iterdir()))
     assert calls == ["fsync"] * n_files + ["replace"] * n_files
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 40_000])
+def test_files_are_flushed_where_a_descriptor_for_reading_cannot_be(
+    tmp_path, make_model, config, monkeypatch, shard_bytes
+):
+    """As on Windows, whose os.fsync raises EBADF for it."""
+    fcntl = pytest.importorskip("fcntl", reason="Windows has no fcntl, and is what this imitates")
+    flushed = []
+
+    def fsync(descriptor):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flushed.append(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    model = make_model(config)
+    save_checkpoint(tmp_path, model, TOKENIZER, shard_bytes)
+    assert len(flushed) == len(list(tmp_path.iterdir()))
+    assert_same_weights(model, load(tmp_path))
+    replace_file(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [("replace", "tokenizer.model"), ("replace", "model.safetensors"), ("unlink", "model.safetensors")],
+)
+def test_a_file_that_is_in_use_ends_in_one_line_that_names_it(saved, config, make_model, monkeypatch, step, name):
+    """Windows neither replaces nor removes a file that is open or memory-mapped."""
+    model, folder = saved()
+    usual = getattr(saving.Path, step)
+
+    def refuse(path, *arguments, **options):
+        if name in (path.name, *(target.name for target in arguments)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path, *arguments, **options)
+
+    other = replace(config, rms_norm_eps=7e-4) if step == "unlink" else config  # the old weights go first
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.Path, step, refuse)
+        with pytest.raises(InputError) as refusal:
+            save_checkpoint(folder, make_model(other, seed=1), TOKENIZER, 40_000 if step == "unlink" else 10**9)
+    assert str(refusal.value).startswith(f"{folder / name} cannot be written (Permission denied)")
+    assert_same_weights(model, load(folder))
+    assert load(folder).config == model.config
+    assert not list(folder.glob("*.partial"))
+
+
+def test_of_what_is_left_over_model_safetensors_goes_first(saved, monkeypatch):
+    """It beats an index: until it is gone, the old weights are read. So it goes before an old index's shards."""
+    model, folder = saved()
+    old = ["a-note.safetensors", "model-00001-of-00009.safetensors", "model-00009-of-00009.safetensors"]
+    for name in old:
+        (folder / name).write_bytes(b"")
+    removed = []
+    usual = saving.Path.unlink
+    monkeypatch.setattr(
+        saving.Path, "unlink", lambda path, **options: (removed.append(path.name), usual(path, **options))[1]
+    )
+    save_checkpoint(folder, model, TOKENIZER, 40_000)
+    removed = [name for name in removed if not name.endswith(".partial")]
+    assert (removed[0], sorted(removed)) == ("model.safetensors", sorted(["model.safetensors", *old[1:]]))
 
 
 def stop_before_call(monkeypatch, number):

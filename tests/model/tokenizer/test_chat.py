@@ -7,6 +7,7 @@ from transformers import AutoTokenizer
 
 from kernels import InputError
 from model.tokenizer import load_tokenizer
+from model.tokenizer.base import AS_TEXT
 from model.tokenizer.chat import encode_chat, render_chat
 from model.tokenizer.sentencepiece_model import train_tokenizer
 from tests.model.tokenizer.makers import TEXT, byte_level, sentencepiece_like
@@ -99,13 +100,24 @@ def test_bos_leads_once_whether_template_or_tokenizer_writes_it(tmp_path, name, 
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
-def test_control_tokens_in_a_message_are_text(tmp_path, make):
-    tokenizer = load_tokenizer(with_template(make(tmp_path), MISTRAL))
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_control_tokens_in_a_message_are_text(tmp_path, make, role):
+    template = "{{ bos_token }}{% for m in messages %}{{ m['role'] }} {{ m['content'] }}\n{% endfor %}{{ eos_token }}"
+    tokenizer = load_tokenizer(with_template(make(tmp_path), template))
     names = "<|begin|><|end|><|eot|><s></s>"
-    ids = encode_chat(tokenizer, [{"role": "user", "content": f"a{names}b"}])
+    messages = [SYSTEM, USER, ANSWER, {"role": role, "content": f"a{names}b"}, USER]
+    ids = encode_chat(tokenizer, messages)
     controls = [id for id in ids if tokenizer.piece_bytes(id) == b""]
-    assert controls == [tokenizer.bos_id]
-    assert f"a{names}b" in tokenizer.decode(ids)
+    assert controls == [tokenizer.bos_id, tokenizer.eos_id]
+    assert f"{role} a{names}b\n" in tokenizer.decode(ids)
+    assert encode_chat(tokenizer, [{"role": names, "content": "a"}]).count(tokenizer.eos_id) == 1  # in a role, too
+
+
+def test_a_message_cannot_turn_the_templates_control_token_into_text(tmp_path):
+    tokenizer = load_tokenizer(with_template(byte_level(tmp_path), "{{ messages[0]['content'] }}{{ eos_token }}"))
+    marked = encode_chat(tokenizer, [{"role": "user", "content": f"a{AS_TEXT}"}])
+    assert marked == encode_chat(tokenizer, [{"role": "user", "content": "a"}])
+    assert marked[-1] == tokenizer.eos_id
 
 
 def test_sentencepiece_gives_a_template_its_own_begin_and_end(tmp_path):

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from transformers import AutoTokenizer
 
 from kernels import InputError
 from model import json_file
@@ -38,10 +39,34 @@ def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_pat
     controls = [AddedToken(6, "<sep>", True), AddedToken(7, "<more>", True), AddedToken(8, "<extra>", True)]
     assert config.added == [AddedToken(5, "<old>", False, normalized=True), *controls]
     assert config.names == {"bos_token": "<b>", "sep_token": "<sep>"}
-    decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}}
+    config = load(tmp_path, tokenizer_config={"sep_token": "<b>"}, **older)  # the older file wins over a name, too
+    assert config.names == {"sep_token": "<sep>"}
+    decoder = {"7": {"content": "<new>", "special": False, "lstrip": True}, "8": {"content": "x", "normalized": False}}
     config = load(tmp_path, tokenizer_config={"bos_token": "<b>", "added_tokens_decoder": decoder})
-    assert config.added == [AddedToken(7, "<new>", False, lstrip=True, normalized=True)]
+    assert config.added == [AddedToken(7, "<new>", False, lstrip=True, normalized=True), AddedToken(8, "x", False)]
     assert config.names == {"bos_token": "<b>"}
+
+
+EMPTY = ["", {"content": "", "special": True}]
+
+
+@pytest.mark.parametrize("empty", EMPTY)
+def test_an_empty_text_is_no_token(tmp_path, empty):
+    names = {"bos_token": empty, "pad_token": empty, "additional_special_tokens": [empty]}
+    files = {"tokenizer_config": {**names, "eos_token": "<e>"}, "special_tokens_map": {**names, "eos_token": empty}}
+    config = load(tmp_path, **files, added_tokens={"": 5})
+    assert (config.names, config.special, config.added) == ({"eos_token": "<e>"}, [], [])
+    decoder = {"5": {"content": ""}, "6": {"content": "x"}}
+    assert load(tmp_path, tokenizer_config={"added_tokens_decoder": decoder}).added == [
+        AddedToken(6, "x", False, normalized=True)
+    ]
+
+
+def test_an_end_after_every_text_is_ignored_in_a_line(tmp_path, capsys):
+    load(tmp_path, tokenizer_config={"add_eos_token": False})
+    assert capsys.readouterr().err == ""
+    load(tmp_path, tokenizer_config={"add_eos_token": True})
+    assert "tokenizer_config.json: add_eos_token is ignored" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -50,6 +75,12 @@ def test_a_list_of_added_tokens_with_attributes_replaces_the_older_files(tmp_pat
         (CONFIG, [], "holds a list; expected a JSON object"),
         (CONFIG, {"add_bos_token": "false"}, 'add_bos_token is "false"; expected true or false'),
         (CONFIG, {"legacy": 1}, "legacy is 1; expected true or false"),
+        (CONFIG, {"split_special_tokens": "no"}, 'split_special_tokens is "no"; expected true or false'),
+        (
+            CONFIG,
+            {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True},
+            "add_prefix_space is true; expected f",
+        ),
         (CONFIG, {"bos_token": 1}, "bos_token is 1; expected a text"),
         (CONFIG, {"eos_token": {"text": "x"}}, 'eos_token is {"text": "x"}; expected a text'),
         (CONFIG, {"chat_template": 5}, "chat_template is 5; expected a text"),
@@ -97,6 +128,59 @@ def test_a_far_too_large_file_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.model").write_bytes(bytes(101))
     with pytest.raises(InputError, match=r"tokenizer\.model has 101 bytes; expected at most 100"):
         load_tokenizer(tmp_path)
+
+
+# tokenizer_config.json's keys: those that change what transformers makes of TEXTS are honoured or refused.
+HONOURED = {
+    "add_bos_token": False, "add_prefix_space": False, "legacy": True, "bos_token": "</s>",
+    "added_tokens_decoder": {"330": {"content": "lily", "special": True}},
+    "additional_special_tokens": ["up"], "extra_special_tokens": ["up"],
+}  # fmt: skip
+REFUSED = {"split_special_tokens": True}
+BY_CHOICE = {"add_eos_token": True, "pad_token": "lily", "image_token": "lily"}  # as files.py says
+IGNORED = {
+    "padding_side": "right", "truncation_side": "left", "model_max_length": 4, "max_length": 4, "stride": 2,
+    "truncation_strategy": "longest_first", "pad_to_multiple_of": 8, "padding": True, "truncation": True,
+    "clean_up_tokenization_spaces": True, "spaces_between_special_tokens": True, "use_default_system_prompt": True,
+    "unk_token": "</s>", "do_lower_case": True, "strip_accents": True, "keep_accents": False, "remove_space": True,
+    "normalizer": "NFKC", "errors": "ignore", "trim_offsets": True, "dropout": 0.5, "fuse_unk": False,
+    "byte_fallback": False, "vocab": {"a": 0}, "backend": "sentencepiece", "from_slow": True, "use_fast": False,
+    "sp_model_kwargs": {"enable_sampling": True, "alpha": 0.1, "nbest_size": -1},
+    "fix_mistral_regex": True, "model_input_names": ["input_ids"], "bos_token_id": 5, "name_or_path": "x",
+}  # fmt: skip
+TEXTS = ["Once é upon . a lily ?", "once</s>a lily <s>x", "a\n  lead"]
+
+
+def test_every_setting_that_changes_ids_is_honoured_or_refused(tmp_path):
+    pytest.importorskip("google.protobuf", reason="transformers reads tokenizer.model with it")
+    base = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_prefix_space": True}
+
+    def write_config(**values) -> None:
+        (tmp_path / CONFIG).write_text(json.dumps(base | values))
+
+    (tmp_path / "tokenizer.model").write_bytes(train_tokenizer([TEXT], 330).files["tokenizer.model"])
+
+    def ours() -> list:
+        tokenizer = load_tokenizer(tmp_path)
+        ids = [tokenizer.encode_with_control_tokens(text, bos=tokenizer.adds_bos) for text in TEXTS]
+        return [*ids, *map(tokenizer.decode, ids)]
+
+    def theirs() -> list:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        ids = [tokenizer(text).input_ids for text in TEXTS]
+        return [*ids, *(tokenizer.decode(row, skip_special_tokens=True) for row in ids)]
+
+    write_config()
+    plain = ours()
+    assert plain == theirs()
+    for key, value in {**HONOURED, **REFUSED, **BY_CHOICE, **IGNORED}.items():
+        write_config(**{key: value})
+        assert (theirs() == plain) is (key in IGNORED), key
+        if key in REFUSED:
+            with pytest.raises(InputError, match=f"{key} is {json.dumps(value)}; expected"):
+                load_tokenizer(tmp_path)
+        else:
+            assert ours() == (theirs() if key in HONOURED else plain), key
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+from transformers import AutoTokenizer, LlamaTokenizer
 
 from kernels import InputError
 from model.tokenizer import load_tokenizer
@@ -101,6 +102,10 @@ def test_llama_like_model_decodes_without_its_leading_space(llama_like, text):
     assert llama_like.decode(llama_like.encode(text, bos=True)) == text
 
 
+def test_llamas_own_models_read_their_mark_as_a_space(llama_like):
+    assert llama_like.encode("a\u2581b\u2581") == llama_like.encode("a b ")  # as sentencepiece does
+
+
 def test_a_character_of_several_tokens_is_shown_when_it_is_complete(ours):
     ids = ours.encode("a🙂")
     assert stream(ours, ids) == ["a", "", "", "", "🙂", ""]
@@ -132,11 +137,45 @@ def test_a_short_text_gives_a_smaller_vocabulary_that_works():
     assert tokenizer.decode(tokenizer.encode("ab\n漢")) == "ab\n漢"
 
 
-def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path):
-    (tmp_path / "tokenizer.model").write_bytes(ours.files["tokenizer.model"])
-    loaded = load_tokenizer(tmp_path)
-    assert (loaded.vocab_size, loaded.bos_id, loaded.eos_id) == (ours.vocab_size, 1, 2)
-    assert loaded.encode(TEXT) == ours.encode(TEXT)
+def write(folder, files) -> Path:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("names", [["tokenizer.model", "tokenizer_config.json"], ["tokenizer.model"]])
+def test_a_saved_tokenizer_loads_as_the_same(ours, tmp_path, names):
+    loaded = load_tokenizer(write(tmp_path, {name: ours.files[name] for name in names}))  # earlier runs have no config
+    assert (loaded.vocab_size, loaded.bos_id, loaded.eos_id, loaded.adds_bos) == (ours.vocab_size, 1, 2, True)
+    assert list(loaded.files) == names
+    for text in ODD_TEXTS:
+        assert loaded.encode(text) == ours.encode(text)
+        assert loaded.decode(loaded.encode(text)) == text
+
+
+def test_transformers_gives_a_trained_tokenizer_the_same_ids(ours, tmp_path):
+    pytest.importorskip("google.protobuf", reason="transformers reads tokenizer.model with it")
+    theirs = AutoTokenizer.from_pretrained(write(tmp_path, ours.files))
+    assert isinstance(theirs, LlamaTokenizer)
+    code = "def f(x):\n    if x:\n\t\treturn {'é': 10**6}  # ①\n\n"
+    # In a text, transformers takes "<s>" for the token and U+2581 for a space; here both are text.
+    plain = [text for text in TEXTS if text not in ("<s>", "</s>", "<unk><0x0A>")]
+    for text in [*plain, "import os", code, "<0x0A>", "🙂" * 3, "a" * 300]:
+        ids = ours.encode(text, bos=True)
+        assert theirs(text).input_ids == ids
+        assert theirs.decode(ids, skip_special_tokens=True) == text
+        assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.unk_token_id) == (ours.bos_id, ours.eos_id, 0)
+    assert len(theirs) == ours.vocab_size
+
+
+def test_llama_cpp_converts_a_trained_tokenizer_with_bos_and_without_a_space(ours):
+    # convert_hf_to_gguf.py, LlamaModel.set_vocab: add_space_prefix is add_prefix_space, and true where that is missing.
+    # gguf's SpecialVocab takes add_bos_token and add_eos_token. Without a tokenizer.json it takes ids from config.json.
+    config = json.loads(ours.files["tokenizer_config.json"])
+    assert (config["add_prefix_space"], config["add_bos_token"], config["add_eos_token"]) == (False, True, False)
+    assert not ours.drops_space
+    assert not config.keys() & {"added_tokens_decoder", "chat_template"}  # would change pieces
 
 
 def folder_with(tmp_path, tokenizer, **files) -> Path:
@@ -155,6 +194,7 @@ def test_an_added_token_has_its_text_and_an_unknown_id_a_placeholder(ours, tmp_p
     for id in (-1, n + 1, n + 6, 10**20):  # -1 and a gap between the added tokens, too
         assert tokenizer.decode([id]) == " \u2047 "
     assert tokenizer.encode("a<pad>b") == [*ours.encode("a"), n, *ours.encode("b")]
+    assert (ours.unused_ids, tokenizer.unused_ids) == ([], [n + 1, n + 2, n + 3, n + 4])
 
 
 def test_an_added_token_named_as_special_is_a_control_token(ours, tmp_path):
@@ -200,6 +240,24 @@ def test_of_two_tokens_with_one_name_the_later_counts(ours, tmp_path):
     assert tokenizer.encode_with_control_tokens("<end>") == [n + 1]
 
 
+@pytest.mark.parametrize("name", ["", {"content": ""}, "<missing>"])
+def test_where_the_names_name_nothing_the_models_own_ids_hold(ours, tmp_path, name):
+    names = {"bos_token": name, "eos_token": name}  # empty in conversions of LLaMA 1
+    files = {"tokenizer_config": names, "special_tokens_map": names}
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, **files))
+    assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.eos_id) == (1, True, 2)
+    assert tokenizer.token_names == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"added_tokens_decoder": {"0": {"content": "<unk>", "special": True}}}, {"extra_special_tokens": ["<unk>"]}],
+)
+def test_a_listed_unknown_piece_stays_visible(ours, tmp_path, config):
+    tokenizer = load_tokenizer(folder_with(tmp_path, ours, tokenizer_config={**config, "unk_token": "<unk>"}))
+    assert tokenizer.decode([0]) == " \u2047 "
+
+
 @pytest.mark.parametrize(("add_bos_token", "adds"), [(None, True), (True, True), (False, False)])
 def test_bos_is_added_unless_the_config_says_otherwise(ours, tmp_path, add_bos_token, adds):
     folder = folder_with(tmp_path, ours, tokenizer_config={"add_bos_token": add_bos_token})
@@ -220,6 +278,24 @@ def test_a_space_follows_an_added_token_only_where_the_config_says_legacy(llama_
     assert tokenizer.encode("once<word>once") == [*sp.encode("once"), n, *after]
 
 
+@pytest.mark.parametrize("text", ["once", " once  upon", "漢\n", ""])
+def test_a_space_is_put_before_a_text_as_the_config_says(ours, llama_like, tmp_path, text):
+    def loaded(model, space):
+        return load_tokenizer(folder_with(tmp_path, model, tokenizer_config={"add_prefix_space": space}))
+
+    for model, own in ((ours, False), (llama_like, True)):
+        assert loaded(model, None).encode(text) == loaded(model, own).encode(text) == model.encode(text)
+        assert loaded(model, own).files["tokenizer.model"] == model.files["tokenizer.model"]
+        other = loaded(model, not own)
+        assert other.decode(other.encode(text)) == text
+    after_break = llama_like.encode("\n" + text)[len(llama_like.encode("\n")) :]  # no piece reaches across
+    assert loaded(llama_like, False).encode(text) == after_break
+    assert loaded(ours, True).encode(text) == (ours.encode(" " + text) if text else [])
+    tokenizer = loaded(llama_like, False)
+    assert tokenizer.encode_with_control_tokens(f"<s>{text}</s>{text}") == [1, *after_break, 2, *after_break]
+    assert tokenizer.decode(llama_like.encode("once")) == " once"
+
+
 @pytest.mark.parametrize("text", ["hi", "<s>hi", "<s><s>hi", "<s>", ""])
 def test_bos_leads_exactly_once(ours, text):
     ids = ours.encode_with_control_tokens(text, bos=True)
@@ -233,10 +309,13 @@ def test_marked_names_are_text(ours, text):
     assert ours.encode_with_control_tokens(ours.as_text(text)) == ours.encode(plain)
 
 
-def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_path):
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_user_defined_piece_that_the_config_makes_special_is_spelled_out(tmp_path, listed):
     model = train_directly(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=["<|im|>"])
     (id,) = model.encode("<|im|>")
     config = {"added_tokens_decoder": {str(id): {"content": "<|im|>", "special": True}}}
+    if listed:
+        config = {"additional_special_tokens": ["<|im|>"]}
     tokenizer = load_tokenizer(folder_with(tmp_path, model, tokenizer_config=config))
     ids = tokenizer.encode("a<|im|>b")
     assert id not in ids

@@ -96,6 +96,66 @@ def test_a_piece_outside_the_byte_alphabet_is_its_own_text(tmp_path):
     assert load_tokenizer(folder).decode([1000]) == model.decode([1000]) == "漢 b"
 
 
+@pytest.mark.parametrize("text", ["once", " once  upon", "漢\n", ""])
+@pytest.mark.parametrize("scheme", [None, "first", "always"])
+def test_no_space_is_put_where_the_config_says_so(tmp_path, scheme, text):
+    folder = edited(
+        sentencepiece_like(tmp_path, scheme), tmp_path, lambda spec: None, tokenizer_class="LlamaTokenizer",
+        add_prefix_space=False,
+    )  # fmt: skip
+    ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode(text)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert ours.decode(ids) == theirs.decode(ids) == text
+    chat = f"<s>{text}</s>{text}"
+    assert ours.encode_with_control_tokens(chat) == theirs.encode(chat, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_space_that_the_file_puts_may_be_named_and_another_is_refused(tmp_path, kind):
+    folder = KINDS[kind](tmp_path)
+    ids = load_tokenizer(folder).encode("once")
+    assert load_tokenizer(edited(folder, tmp_path, lambda spec: None, add_prefix_space=True)).encode("once") == ids
+    folder = edited(sentencepiece_like(tmp_path, "never"), tmp_path, lambda spec: None, add_prefix_space=True)
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: add_prefix_space is true; expected false, as token"):
+        load_tokenizer(folder)
+
+
+def test_ids_between_pieces_and_added_tokens_are_listed_as_unused(ours, folder, tmp_path):
+    n = ours.vocab_size
+    assert ours.unused_ids == []
+    late = {"content": "<late>", "special": True, "id": n + 3}
+    late |= dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+
+    def change(spec):
+        spec["model"]["vocab"]["<late>"] = n + 3
+        spec["added_tokens"].append(late)
+
+    tokenizer = load_tokenizer(edited(folder, tmp_path, change))
+    assert (tokenizer.vocab_size, tokenizer.unused_ids) == (n + 4, [n, n + 1, n + 2])
+    assert tokenizer.decode([n, n + 3]) == " \u2047 "
+
+
+@pytest.mark.parametrize("name", ["", {"content": ""}, "<missing>"])
+def test_where_the_names_name_nothing_the_files_own_ids_hold(tmp_path, name):
+    names = {"bos_token": name, "eos_token": name, "additional_special_tokens": [name]}
+    tokenizer = load_tokenizer(edited(sentencepiece_like(tmp_path), tmp_path, lambda spec: None, **names))
+    assert (tokenizer.bos_id, tokenizer.adds_bos, tokenizer.eos_id) == (1, True, None)
+    assert tokenizer.token_names["bos_token"] == "<s>"
+    added = {"added_tokens_decoder": {"9999": {"content": "", "special": True}}}
+    assert load_tokenizer(edited(tmp_path, tmp_path, lambda spec: None, **added)).vocab_size == tokenizer.vocab_size
+
+
+def test_a_piece_listed_as_special_is_a_control_token(folder, ours, tmp_path):
+    name, id = list(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"].items())[-1]
+    assert len(name) > 1
+    assert ours.decode([id]) != ""
+    tokenizer = load_tokenizer(edited(folder, tmp_path, lambda spec: None, extra_special_tokens=[name]))
+    assert tokenizer.encode_with_control_tokens(f"a{name}")[-1] == id
+    assert tokenizer.decode([id]) == ""
+    assert tokenizer.vocab_size == ours.vocab_size
+
+
 CHATS = [
     "{bos}user\nhi{eos}\n{bos}  \n{eos}", "hi", "", "{bos}", " {bos} hi", "{bos}{eos}{bos}hi 🙂\n", "{bos}hi {eos}",
 ]  # fmt: skip
@@ -173,13 +233,17 @@ def test_control_tokens_take_white_space_along_as_in_transformers(folder, tmp_pa
 
 def test_tokens_that_only_the_config_adds_are_there(folder, tmp_path):
     n = load_tokenizer(folder).vocab_size
-    extra = {str(n): {"content": "<pad>", "special": True}, str(n + 1): {"content": "word", "special": False}}
+    extra = {
+        str(n): {"content": "<pad>", "special": True, "rstrip": True},
+        str(n + 1): {"content": "word", "special": False},
+    }
     extra[str(n + 1)] |= {"lstrip": True, "rstrip": True, "single_word": True}
-    config = {"added_tokens_decoder": extra, "pad_token": "<pad>"}
+    config = {"added_tokens_decoder": extra, "extra_special_tokens": ["<pad>"]}
     tokenizer = load_tokenizer(edited(folder, tmp_path, lambda spec: None, **config))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.vocab_size == n + 2
     assert tokenizer.decode([n, n + 1]) == "word"
+    assert tokenizer.encode_with_control_tokens("a<pad>  a") == theirs.encode("a<pad>  a", add_special_tokens=False)
     for text in ("a word <pad>", " word  a", "words"):
         assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False, split_special_tokens=True)
 
