@@ -77,7 +77,7 @@ def main() -> None:
         size = text.stat().st_size
         [meta_file] = data.glob("*/meta.json")
         tokens = json.loads(meta_file.read_text())["n_tokens"]
-    print(f"text {size / 1e6:.0f} MB, {tokens:,} tokens")
+    print(f"text {size / 1e6:.1f} MB, {tokens:,} tokens")
     print(f"peak memory {peak / 1e6:.0f} MB, {peak / size:.2f} bytes a byte of text; {seconds:.1f} s")
 
 

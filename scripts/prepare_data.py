@@ -28,7 +28,8 @@ def parse_args() -> argparse.Namespace:
 if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the import below, which takes a while
 
-from model.training.prepare import prepare, read_prepared
+from model.training.data_folder import read_prepared
+from model.training.prepare import prepare
 
 
 def main() -> None:

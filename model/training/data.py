@@ -11,7 +11,7 @@ import torch
 
 from kernels import InputError
 from model.config import LlamaConfig
-from model.training.prepare import TOKENS, read_prepared
+from model.training.data_folder import TOKENS, read_prepared
 
 
 def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int) -> None:
