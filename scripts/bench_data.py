@@ -2,7 +2,7 @@
 
 A text of that size is made of invented words: a few are frequent and most are rare, as in a language, new ones keep
 coming, and no line repeats but by chance. `scripts/prepare_data.py` then prepares it in a process of its own. Printed
-are that process's peak memory, in all and a byte of text, its seconds, and the tokens.
+are that process's peak memory, in all and a byte of text, its seconds, and the tokens. Text and data are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("--mb", type=positive(int), default=200, help="size of the text, in millions of bytes")
     parser.add_argument("--vocab-size", type=positive(int), default=1024, help="pieces of the tokenizer")
-    parser.add_argument("--folder", type=Path, help="where text and data go, and are removed (default: the system's)")
     return parser.parse_args()
 
 
@@ -62,7 +61,7 @@ def main() -> None:
     args = parse_args()
     if resource is None:
         raise InputError("peak memory is not measured on Windows; run this on Linux or macOS")
-    with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
+    with tempfile.TemporaryDirectory() as temporary:
         text, data = Path(temporary) / "text.txt", Path(temporary) / "data"
         say(f"making a text of {args.mb} MB")
         write_text(text, args.mb * 10**6)
