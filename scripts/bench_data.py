@@ -33,12 +33,12 @@ if __name__ == "__main__":
 
 try:
     import resource
-except ImportError:  # Windows
+except ImportError:  # on Windows
     resource = None
 
 import numpy as np
 
-SYLLABLES = np.array([a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("", "", "n", "r", "s")])
+SYLLABLES = np.array([a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("", "n", "r", "s")])
 ENDS = np.array([" "] * 12 + [", ", ". ", "\n"])  # after a word; a line has 15 words on average
 BLOCK = 10_000  # words that are made at once
 
@@ -48,7 +48,7 @@ def write_text(path: Path, size: int) -> None:
     draw = np.random.default_rng(0)
     with path.open("w", encoding="ascii", newline="\n") as out:
         while out.tell() < size:
-            # Ranks by Zipf's law. A rank's digits in base 350 choose its syllables: frequent words are short.
+            # Ranks by Zipf's law. A rank's digits in base 280 choose its syllables: frequent words are short.
             ranks = np.minimum(draw.zipf(1.3, BLOCK), len(SYLLABLES) ** 4) - 1
             words = SYLLABLES[ranks % len(SYLLABLES)]
             while ranks.any():

@@ -57,7 +57,9 @@ def root(tmp_path) -> Path:
 
 
 def test_a_file_comes_back_from_its_tokens(corpus, root):
-    assert documents_in(prepare(str(corpus), VOCAB_SIZE, root)) == [LINE * 30]
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    assert documents_in(folder) == [LINE * 30]
+    assert folder.stat().st_mode == root.stat().st_mode  # others may read it, unlike a temporary folder
 
 
 def test_a_folder_is_its_visible_files_in_sorted_order(tmp_path, root):
