@@ -154,9 +154,9 @@ def _parts(text: Iterable[str]) -> Iterator[str]:
     """
     part = ""
     for piece in text:
-        seen = len(part) - 1  # without the last character: an end is known by what follows
+        searched = len(part)
         part += piece
-        if found := PART_END.search(part, max(seen, PART - 1)):
+        if found := PART_END.search(part, max(searched, PART - 1)):
             yield part[: found.end()]
             part = part[found.end() :]
         elif len(part) >= LONGEST_PART:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def documents_in(folder: Path) -> list[str]:
 
 @pytest.fixture
 def corpus(tmp_path) -> Path:
-    path = tmp_path / "corpus.txt"
+    path = tmp_path / "a [corpus].txt"
     path.write_bytes((LINE * 30).encode())
     return path
 
@@ -137,8 +138,9 @@ from scripts.prepare_data import main
 train = prepare.train_tokenizer
 def slow(*arguments):
     pathlib.Path("begun").touch()
-    while not pathlib.Path("go").exists():
-        time.sleep(0.01)
+    for _ in range(3000):  # 30 seconds, in which a fault becomes a failure and not a test that never ends
+        if not pathlib.Path("go").exists():
+            time.sleep(0.01)
     return train(*arguments)
 prepare.train_tokenizer = slow
 run(main)
@@ -228,7 +230,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused_and_leaves_nothing(corp
         return train_tokenizer(*arguments)
 
     monkeypatch.setattr(preparing, "train_tokenizer", train)
-    with pytest.raises(InputError, match=f"--data {corpus} has changed while it was read"):
+    with pytest.raises(InputError, match=re.escape(f"--data {corpus} has changed while it was read")):
         prepare(str(corpus), VOCAB_SIZE, root)
     assert not list(root.iterdir())
 
