@@ -10,7 +10,6 @@ train.py does the same where the folder is missing or out of date.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -29,13 +28,14 @@ def parse_args() -> argparse.Namespace:
 if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the import below, which takes a while
 
+from model.training.data_folder import read_prepared
 from model.training.prepare import prepare
 
 
 def main() -> None:
     args = parse_args()
     folder = prepare(args.data, args.vocab_size, Path(args.out))
-    meta = json.loads((folder / "meta.json").read_text())
+    meta = read_prepared(folder)
     held_out = meta["n_tokens"] - meta["n_train"]
     say(f"{folder}: {meta['n_tokens']:,} tokens, the last {held_out:,} held out; vocabulary {meta['vocab_size']}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from kernels import InputError
 from model.config import LlamaConfig
+from model.training.data_folder import TOKENS, read_prepared
 
 
 def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int) -> None:
@@ -30,9 +30,12 @@ def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int
 
 
 def load_tokens(folder: Path, block_size: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Memory-mapped training and held-out tokens, and meta.json. Raises InputError where one holds no whole window."""
-    meta = json.loads((folder / "meta.json").read_text())
-    tokens = np.memmap(folder / "tokens.bin", meta["dtype"], mode="r")
+    """Memory-mapped training and held-out tokens, and meta.json.
+
+    Raises InputError where the folder is damaged, or a part of the tokens holds no whole window.
+    """
+    meta = read_prepared(folder)
+    tokens = np.memmap(folder / TOKENS, meta["dtype"], mode="r")
     train, held_out = tokens[: meta["n_train"]], tokens[meta["n_train"] :]
     for name, part in (("training", train), ("held-out", held_out)):
         if len(part) < block_size + 1:

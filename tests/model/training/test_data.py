@@ -1,13 +1,16 @@
 """Windows of the data: each that fits and no other, the same for a step whatever came before."""
 
-import json
+import os
 
 import numpy as np
 import pytest
 import torch
 
 from kernels import InputError
+from model.training import data
 from model.training.data import batch_starts, load_tokens, step_seed, windows
+from model.training.prepare import prepare
+from tests.helpers import TEXT
 
 
 @pytest.mark.parametrize(("n_tokens", "n_starts"), [(9, 1), (10, 2), (12, 4)])
@@ -23,9 +26,9 @@ def test_a_step_draws_the_same_windows_whatever_came_before():
 
 
 @pytest.mark.parametrize(("n_train", "n_held_out"), [(8, 90), (90, 8), (7, 90)])
-def test_a_part_shorter_than_a_window_is_refused(tmp_path, n_train, n_held_out):
+def test_a_part_shorter_than_a_window_is_refused(tmp_path, monkeypatch, n_train, n_held_out):
+    monkeypatch.setattr(data, "read_prepared", lambda folder: {"dtype": "uint16", "n_train": n_train})
     np.zeros(n_train + n_held_out, np.uint16).tofile(tmp_path / "tokens.bin")
-    (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint16", "n_train": n_train}))
     with pytest.raises(InputError, match=f"has {min(n_train, n_held_out)} tokens; --block-size 8 needs 9"):
         load_tokens(tmp_path, 8)
 
@@ -42,3 +45,16 @@ def test_every_step_and_process_draws_numbers_of_its_own():
     assert len(set(seeds)) == 8
     assert seeds == [step_seed(seed, step, process) for seed in (1, 2) for step in (0, 1) for process in (0, 1)]
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_damaged_tokens_are_refused_before_they_are_trained_on(tmp_path):
+    (tmp_path / "text").write_text(TEXT)
+    folder = prepare(str(tmp_path / "text"), 300, tmp_path)
+    train, held_out, meta = load_tokens(folder, 8)
+    assert np.concatenate([train, held_out]).tolist() == np.fromfile(folder / "tokens.bin", np.uint16).tolist()
+    assert (len(train), len(train) + len(held_out)) == (meta["n_train"], meta["n_tokens"])
+    os.truncate(folder / "tokens.bin", 2 * (meta["n_tokens"] * 95 // 100))
+    with pytest.raises(
+        InputError, match=f"{folder}/tokens.bin has .* bytes; expected {2 * meta['n_tokens']:,}; remove"
+    ):
+        load_tokens(folder, 8)
