@@ -379,7 +379,7 @@ def sample_text(
 ) -> str:
     """Prompt and up to 100 new tokens from the checkpoint just saved."""
     model = load_checkpoint(out, norm, device)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # sampling is done on the CPU
     n_new = min(100, model.config.max_position_embeddings - len(prompt_ids))
     rows = generate(
         model, [prompt_ids], n_new, model.config.end_ids(), lambda logits: sample(logits, 0.8, 0, 1.0, generator)
