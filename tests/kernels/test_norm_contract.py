@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.torch_version import TORCH_2_13
 from model.cli import names_in
 from tests.helpers import needs_compiler, needs_triton
 from tests.kernels import contract
@@ -47,6 +48,7 @@ RMS_NORM = [
     *cases(contract.any_width, [1, 3, 17, 768, 1792, 4097, 40000, 70001]),
     *cases(contract.eps_of_the_model_shows_in_small_rows, [F32, *HALF], [(1e-5, 0.30151134), (1e-6, 0.70710678)]),
     *cases(contract.huge_rows, [F32, BF16]),
+    *cases(contract.rows_too_large_for_float32_give_zero, [F32, BF16]),
     *cases(contract.subnormal_rows, [F32, *HALF]),
     *cases(contract.half_precision_rounds_before_the_weight, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
@@ -71,7 +73,7 @@ ADD_RMS_NORM = [
     *cases(contract.add_rms_norm_is_the_two_steps, [F32], [F32], [(6, 48), (3, 40000)]),
     *cases(contract.add_rms_norm_is_the_two_steps, [F16], [F16], [(6, 48), (3, 40000)]),
     *cases(contract.add_rms_norm_is_the_two_steps, [BF16], [BF16, F32], [(6, 48), (3, 40000)]),
-    *cases(contract.add_rms_norm_takes_any_strides),
+    *cases(contract.add_rms_norm_takes_any_strides, [48, 20000]),
 ]
 
 
@@ -100,6 +102,7 @@ def test_runs_inside_a_compiled_graph(backend):
 # Each case costs seconds of compilation, so these are the ones that a compiler could get wrong.
 COMPILED_RMS_NORM = [
     *cases(contract.values_are_the_formula, [F32, F64], [(7, 48)]),
+    *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
     *cases(contract.half_precision_rounds_before_the_weight, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
     *cases(contract.gradients_are_those_of_the_formula, [F32, BF16], [(7, 48)]),
@@ -125,6 +128,23 @@ def compiled():
 @pytest.mark.parametrize(("check", "arguments"), COMPILED_RMS_NORM)
 def test_compile_backend(compiled, check, arguments):
     check(compiled.rms_norm, *arguments)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+def test_compile_backend_never_falls_back_to_eager(compiled, name, monkeypatch):
+    """A graph more than Dynamo's cache holds is an error."""
+    limit = "recompile_limit" if TORCH_2_13 else "cache_size_limit"
+    monkeypatch.setattr(torch._dynamo.config, limit, 1)
+    norm = getattr(compiled, name)
+
+    def run(dtype):
+        x, weight = rows(2, 48, dtype=dtype), weights(48, dtype)
+        return norm(*[x] * (1 if name == "rms_norm" else 2), weight, EPS)
+
+    run(F32)
+    with pytest.raises(RuntimeError, match="limit"):
+        run(F64)
 
 
 @needs_compiler
