@@ -333,7 +333,7 @@ def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> t
 
 
 def _differentiable(operator: Any, fake: Callable, backward: Callable, setup_context: Callable) -> Callable[..., Any]:
-    """`operator` with a derivative: its own, which torch.compile traces, and a Function's, which torch.func transforms."""
+    """`operator` with two equal derivatives: its own, for torch.compile, and a Function's, for torch.func."""
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=setup_context)
     methods = {"forward": lambda *args: operator(*args), "setup_context": setup_context, "backward": backward}

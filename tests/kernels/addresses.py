@@ -1,6 +1,7 @@
 """Hold every address that an interpreted kernel reads or writes to the elements of the tensors it was launched with."""
 
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class _Checked:
         tensors = {names[id(arg)]: arg for arg in args if isinstance(arg, torch.Tensor) and arg.numel()}
         stored = {name: [] for name in tensors}
         first = grid[0] - 1 if self.last_program else 0
-        builder = InterpreterBuilder
+        builder: Any = InterpreterBuilder
         load, store, program_id = builder.create_masked_load, builder.create_masked_store, builder.create_get_program_id
 
         def checked_load(self, ptrs, mask, *rest):
@@ -71,17 +72,16 @@ class _Checked:
 
 
 def _are_elements(addresses, tensor):
-    first = tensor.data_ptr()
-    last = first + tensor.itemsize * sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    if len(addresses) and not (first <= addresses.min() and addresses.max() <= last):
-        return False
-    return tensor.numel() > 2**24 or bool(np.isin(addresses, _elements(tensor)).all())
+    if tensor.numel() < 2**24:
+        return bool(np.isin(addresses, _elements(tensor)).all())
+    steps = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.itemsize * steps
+    return not len(addresses) or bool(first <= addresses.min() and addresses.max() <= last)
 
 
 def _elements(tensor):
     """Addresses of all elements, as the interpreter's pointers have them."""
-    offsets = sum(
-        torch.arange(n).mul(stride).view(-1, *[1] * (tensor.dim() - 1 - axis))
-        for axis, (n, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
-    )
-    return (tensor.data_ptr() + tensor.itemsize * offsets.numpy().astype(np.uint64)).ravel()
+    offsets = np.zeros(1, np.uint64)
+    for n, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        offsets = np.add.outer(offsets, np.arange(n, dtype=np.uint64) * np.uint64(stride * tensor.itemsize))
+    return np.uint64(tensor.data_ptr()) + offsets.ravel()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import kernels
-from kernels.torch_version import TORCH_2_13
 from model.cli import names_in
 from tests.helpers import needs_compiler, needs_triton
 from tests.kernels import contract
@@ -132,19 +131,18 @@ def test_compile_backend(compiled, check, arguments):
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
-def test_compile_backend_never_falls_back_to_eager(compiled, name, monkeypatch):
+def test_compile_backend_never_falls_back_to_eager(compiled, name):
     """A graph more than Dynamo's cache holds is an error."""
-    limit = "recompile_limit" if TORCH_2_13 else "cache_size_limit"
-    monkeypatch.setattr(torch._dynamo.config, limit, 1)
     norm = getattr(compiled, name)
 
     def run(dtype):
         x, weight = rows(2, 48, dtype=dtype), weights(48, dtype)
         return norm(*[x] * (1 if name == "rms_norm" else 2), weight, EPS)
 
-    run(F32)
-    with pytest.raises(RuntimeError, match="limit"):
-        run(F64)
+    with torch._dynamo.config.patch(cache_size_limit=1):
+        run(F32)
+        with pytest.raises(Exception, match="limit"):  # of a class that differs between versions of PyTorch
+            run(F64)
 
 
 @needs_compiler
