@@ -71,6 +71,7 @@ def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeyp
     backend = kernels.load_backend("my_kernel:doubled", CPU)
     y, h = backend.add_rms_norm(torch.ones(3), torch.ones(3), torch.ones(3), 0.5)
     assert backend.description == "my_kernel:doubled"
+    assert sys.path[-1] == str(tmp_path)  # last, so that no file there hides an installed package
     assert torch.equal(h, torch.full((3,), 2.0))
     assert torch.equal(y, torch.full((3,), 4.0))
 
@@ -108,6 +109,7 @@ def test_compile_without_a_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(InputError, match="needs a C\\+\\+ compiler on a CPU and 'g\\+\\+' is not on the PATH"):
         kernels.load_backend("compile", CPU)
+    kernels.load_backend("compile", torch.device("cuda"))  # whose kernels need none
 
 
 def test_a_dtype_after_the_name_rounds_what_the_norm_gets():

@@ -185,6 +185,24 @@ def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
     is_gemmas_norm(triton_rms_norm.rms_norm, dtype)
 
 
+@pytest.mark.parametrize("residual_dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_h_has_the_dtype_of_the_sum(dtype, residual_dtype):
+    x, residual, weight = rows(2, 48, dtype=dtype), rows(2, 48, dtype=residual_dtype, seed=3), weights(48)
+    for norms in (triton_rms_norm, reference):
+        y, h = norms.add_rms_norm(x, residual, weight, EPS)
+        assert y.dtype == h.dtype == torch.promote_types(dtype, residual_dtype)
+
+
+def test_rows_that_are_not_aligned_have_smaller_tiles(monkeypatch):
+    """They need an address an element, and registers for it."""
+    monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"warp_size": 32}))
+    x = torch.empty(4, 16384, dtype=torch.float16, device="meta")
+    aligned, other = (triton_rms_norm._tile(4, x, 2048, 32768, part=4096, aligned=aligned) for aligned in (True, False))
+    assert (aligned["COLS"], other["COLS"]) == (16384, 4096)
+
+
 def test_round_once_multiplies_before_it_rounds():
     x, weight = rows(64, 48, dtype=torch.float16), weights(48, torch.float16)
     expected = torch.from_numpy(oracle(x, weight)).to(torch.float16)
