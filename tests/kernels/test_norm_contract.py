@@ -135,7 +135,7 @@ def test_compile_backend_never_falls_back_to_eager(compiled):
     x, weight = rows(2, 48), weights(48)
     with torch._dynamo.config.patch(cache_size_limit=0):
         for norm, inputs in ((compiled.rms_norm, (x, weight)), (compiled.add_rms_norm, (x, x, weight))):
-            with pytest.raises(Exception, match="limit|fullgraph"):  # the class differs between versions of PyTorch
+            with pytest.raises(Exception, match=r"limit|fullgraph"):  # the class differs between versions of PyTorch
                 norm(*inputs, EPS)
 
 
