@@ -13,14 +13,16 @@ Python, tiles are tall and programs few.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from kernels import InputError, interpret_without_gpu
 from kernels.reference import wide_dtype
@@ -48,6 +50,10 @@ if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
 LOOKED_INTO = TORCH_2_13 and not INTERPRETED
 operator = torch.library.triton_op if LOOKED_INTO else torch.library.custom_op
 wrap_triton = torch.library.wrap_triton if LOOKED_INTO else lambda kernel: kernel
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# The interpreter patches Triton's language for the time of a launch, in all threads.
+one_launch = threading.Lock() if INTERPRETED else contextlib.nullcontext()
 
 
 def check_device(device: torch.device) -> None:
@@ -273,7 +279,7 @@ def launch_forward(
     whole_row = 32768 if y.element_size() == 2 else 16384
     tile = _tile(rstd.numel(), y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
     r = others[0] if others else h.view(0, 1, 1)  # empty: of x, passed twice, a compiler would make a copy
-    with torch.cuda.device_of(x):  # Triton launches on the current GPU
+    with one_launch, torch.cuda.device_of(x):  # Triton launches on the current GPU
         wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
             *_pointers(align, x, r),
             h if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
@@ -304,7 +310,7 @@ def launch_backward(
     tile_bytes = (2 if dh is None else 3) * tile["ROWS"] * tile["COLS"] * h.element_size()
     stages = min(3 if tile["COLS"] <= 4096 else 2, 1 + 96 * 1024 // tile_bytes) if aligned else 1
     projection = unused
-    with torch.cuda.device_of(h):
+    with one_launch, torch.cuda.device_of(h):
         if tile["COLS"] < width:
             projection = torch.empty_like(rstd)
             wide_tile = _tile(n_rows, h, 1, 8192, part=8192, aligned=aligned)
@@ -326,10 +332,15 @@ def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> t
     return h.new_empty(h.shape), dweight
 
 
-_rms_norm = operator("rmsllama::rms_norm", mutates_args=())(launch_forward)
-_rms_norm_backward = operator("rmsllama::rms_norm_backward", mutates_args=())(launch_backward)
-_rms_norm.register_fake(lambda x, residual, *_: _empty_outputs(x, residual))
-_rms_norm_backward.register_fake(lambda dy, dh, h, weight, *rest: _empty_gradients(h, weight, rest[-1]))
+def _differentiable(operator: Any, fake: Callable, backward: Callable, setup_context: Callable) -> Callable[..., Any]:
+    """`operator` with two equal derivatives: its own, for torch.compile, and a Function's, for torch.func."""
+    operator.register_fake(fake)
+    operator.register_autograd(backward, setup_context=setup_context)
+    methods = {"forward": lambda *args: operator(*args), "setup_context": setup_context, "backward": backward}
+    methods["jvp"] = _no_forward_mode
+    members = {name: staticmethod(method) for name, method in methods.items()} | {"generate_vmap_rule": True}
+    function = type("RMSNorm", (torch.autograd.Function,), members)
+    return lambda *args: (operator if torch.compiler.is_compiling() else function.apply)(*args)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -337,7 +348,10 @@ def _save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, h, rstd = output
     ctx.adds = residual is not None
     ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
-    ctx.save_for_backward(x if residual is None else h, weight, rstd)
+    ctx.mark_non_differentiable(*([rstd] if any(ctx.needs_input_grad[:2]) else [h, rstd]))
+    saved = h if ctx.adds else x
+    saved = saved.clone() if saved.is_inference() else saved  # autograd refuses to save one made in inference mode
+    ctx.save_for_backward(saved, weight, rstd)
 
 
 def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
@@ -356,8 +370,22 @@ def _no_double_backward(ctx: Any, *_: Tensor) -> tuple:
     raise NotImplementedError("--norm triton can't be differentiated twice; use --norm reference, which can")
 
 
-_rms_norm.register_autograd(_backward, setup_context=_save_for_backward)
-_rms_norm_backward.register_autograd(_no_double_backward)
+def _no_forward_mode(ctx: Any, *_: Tensor) -> tuple:
+    raise NotImplementedError("--norm triton has no forward-mode derivative; use --norm reference, which has")
+
+
+_rms_norm = _differentiable(
+    operator("rmsllama::rms_norm", mutates_args=())(launch_forward),
+    lambda x, residual, *_: _empty_outputs(x, residual),
+    _backward,
+    _save_for_backward,
+)
+_rms_norm_backward = _differentiable(
+    operator("rmsllama::rms_norm_backward", mutates_args=())(launch_backward),
+    lambda dy, dh, h, weight, *rest: _empty_gradients(h, weight, rest[-1]),
+    _no_double_backward,
+    lambda ctx, inputs, output: None,
+)
 
 
 def rms_norm(
@@ -367,9 +395,9 @@ def rms_norm(
 
     unit_offset multiplies by 1 + weight, formed in float32; round_once multiplies before the only rounding. Both
     together are Gemma's norm; round_once alone is nn.RMSNorm. Without a weight, y is x_hat.
-    Raises ValueError for shapes and dtypes that don't fit.
+    Raises ValueError for shapes and dtypes that don't fit, and for an eps that is not positive and finite.
     """
-    _check(x, None, weight, unit_offset)
+    _check(x, None, weight, eps, unit_offset)
     return _rms_norm(x, None, weight, eps, unit_offset, round_once)[0]
 
 
@@ -378,19 +406,20 @@ def add_rms_norm(
     unit_offset: bool = False, round_once: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h), in one kernel forward and one backward."""
-    _check(x, residual, weight, unit_offset)
+    _check(x, residual, weight, eps, unit_offset)
     y, h, _ = _rms_norm(x, residual, weight, eps, unit_offset, round_once)
     return y, h
 
 
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, unit_offset: bool) -> None:
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, unit_offset: bool) -> None:
     shapes_fit = x.dim() > 0 and (weight is None or weight.shape == x.shape[-1:])
     shapes_fit &= residual is None or residual.shape == x.shape
     tensors = [t for t in (x, residual, weight) if t is not None]
-    if not shapes_fit or not all(t.is_floating_point() and t.device == x.device for t in tensors):
+    if not shapes_fit or not all(t.dtype in DTYPES and t.device == x.device for t in tensors):
         found = ", ".join(f"{t.dtype} {tuple(t.shape)} on {t.device}" for t in tensors)
-        raise ValueError(f"rms_norm got {found}; expected floating-point (..., D) and a weight (D,) on one device")
+        expected = "(..., D) and a weight (D,), of 16 to 64-bit floating point, on one device"
+        raise ValueError(f"rms_norm got {found}; expected {expected}")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"rms_norm got eps {eps}; expected a positive, finite number")
     if unit_offset and weight is None:
         raise ValueError("rms_norm: unit_offset adds 1 to a weight, and there is none")
-    if any(unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError("--norm triton has no forward-mode derivative; use --norm reference, which has")

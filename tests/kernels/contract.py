@@ -118,6 +118,13 @@ def huge_rows(norm, dtype):
     check_values(norm, rows(7, 48, dtype=dtype, scale=1e18), weights(48, dtype))
 
 
+def rows_too_large_for_float32_give_zero(norm, dtype):
+    """Squares that add up to more than a float32 holds: 0 and no gradient, as from the formula in float32."""
+    x, weight = rows(2, 48, dtype=dtype, scale=1e25), weights(48, dtype)
+    for found in (norm(x, weight, EPS), *gradients(norm, x, weight, rows(2, 48, dtype=dtype, scale=1.0, seed=2))):
+        assert_within(0, found, np.zeros(found.shape))
+
+
 def subnormal_rows(norm, dtype):
     """Below the smallest normal number bits are lost, and a GPU may flush to zero; the result must be as small."""
     x, weight = rows(7, 48, dtype=dtype, scale=1e-6 if dtype == torch.float16 else 1e-39), weights(48, dtype)
@@ -228,6 +235,7 @@ STRIDED = {
     "slice of a fused projection": lambda: rows(6, 144)[:, 48:96],
     "heads of a fused projection": lambda: rows(2, 3, 7, 48)[:, :, 2:5],
     "swapped axes": lambda: rows(3, 5, 48).transpose(0, 1),
+    "swapped axes of wide rows": lambda: rows(3, 5, 20000).transpose(0, 1),
     "swapped heads": lambda: rows(2, 3, 5, 48).transpose(1, 2),
     "expanded rows": lambda: rows(1, 48).expand(6, 48),
     "expanded columns": lambda: rows(6, 1).expand(6, 48),
@@ -236,7 +244,8 @@ STRIDED = {
 
 
 def strides_change_nothing(norm, name):
-    x, dy, weight = STRIDED[name](), STRIDED[name]() * 20, weights(96)[::2]
+    x, dy = STRIDED[name](), STRIDED[name]() * 20
+    weight = weights(2 * x.shape[-1])[::2]
     dy = torch.as_strided(dy, x.shape, x.stride()) if name.startswith(("expanded", "one")) else dy  # * 20 filled it up
     assert not x.is_contiguous(), f"{name} shows nothing"
     strided = (norm(x, weight, EPS), *gradients(norm, x, weight, dy))
@@ -323,11 +332,12 @@ def add_rms_norm_is_the_two_steps(backend, dtype, residual_dtype, shape):
     assert_equal(torch.autograd.grad(h, residual, dh)[0], dh)
 
 
-def add_rms_norm_takes_any_strides(backend):
+def add_rms_norm_takes_any_strides(backend, width):
     """x, the residual and both gradients, each with strides of its own."""
-    x, residual, weight = rows(3, 5, 48).transpose(0, 1), rows(5, 3, 144, seed=3)[..., 48:96], weights(48)
-    dy, dh = rows(5, 1, 48, scale=1.0, seed=4).expand(5, 3, 48), rows(5, 3, 1, scale=1.0, seed=5).expand(5, 3, 48)
-    constant = rows(5, 3, 1, seed=6).expand(5, 3, 48)
+    x, residual = rows(3, 5, width).transpose(0, 1), rows(5, 3, 3 * width, seed=3)[..., width : 2 * width]
+    dy, dh = rows(5, 1, width, scale=1.0, seed=4), rows(5, 3, 1, scale=1.0, seed=5)
+    dy, dh, weight = dy.expand(5, 3, width), dh.expand(5, 3, width), weights(width)
+    constant = rows(5, 3, 1, seed=6).expand(5, 3, width)
 
     def run(*tensors):
         leaves = [tensor.detach().requires_grad_() for tensor in (*tensors[:2], weight)]

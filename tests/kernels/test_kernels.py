@@ -46,6 +46,24 @@ def test_a_callable_that_is_not_there_is_refused(name, reason):
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def norm(x, weight, eps):\n    return x *\n", r"invalid syntax \(broken_norm.py, line 2\)"),
+        ("def norm(x, weight, eps):\nreturn x\n", r"expected an indented block .*line 2\)"),
+        ("import no_such_package\n", "No module named 'no_such_package'"),
+        ("from kernels import no_such_name\n", "cannot import name 'no_such_name'"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_imported_is_named(tmp_path, monkeypatch, code, reason):
+    (tmp_path / "broken_norm.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError, match=f"can't import 'broken_norm' \\({reason}") as error:
+        kernels.load_backend("broken_norm:norm", CPU)
+    assert "\n" not in str(error.value)
+
+
 def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "my_kernel.py").write_text("def doubled(x, weight, eps):\n    return 2 * x\n")
     monkeypatch.chdir(tmp_path)
@@ -53,6 +71,7 @@ def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeyp
     backend = kernels.load_backend("my_kernel:doubled", CPU)
     y, h = backend.add_rms_norm(torch.ones(3), torch.ones(3), torch.ones(3), 0.5)
     assert backend.description == "my_kernel:doubled"
+    assert sys.path[-1] == str(tmp_path)  # last, so that no file there hides an installed package
     assert torch.equal(h, torch.full((3,), 2.0))
     assert torch.equal(y, torch.full((3,), 4.0))
 
@@ -90,6 +109,7 @@ def test_compile_without_a_compiler(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(InputError, match="needs a C\\+\\+ compiler on a CPU and 'g\\+\\+' is not on the PATH"):
         kernels.load_backend("compile", CPU)
+    kernels.load_backend("compile", torch.device("cuda"))  # whose kernels need none
 
 
 def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
@@ -101,6 +121,17 @@ def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
     assert torch.equal(y, reference.rms_norm(x.half(), weight, EPS).float())
     assert torch.equal(h, (x.half() + residual.half()).float())
     assert torch.equal(y_sum, reference.rms_norm(h.half(), weight, EPS).float())
+
+
+def test_a_dtype_after_the_name_leaves_the_stream_in_its_own():
+    """Under autocast x is half precision and the residual stream is not."""
+    x, residual, weight = rows(6, 48, dtype=torch.bfloat16), rows(6, 48, seed=3), weights(48)
+    backend = kernels.load_backend("reference@float16", CPU)
+    y, h = backend.add_rms_norm(x, residual, weight, EPS)
+    assert (y.dtype, h.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(h, (x.half() + residual.half()).float())
+    y, h = backend.add_rms_norm(residual, x, weight, EPS)
+    assert (y.dtype, h.dtype) == (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["torch@int8", "torch@", "torch@float16@half"])

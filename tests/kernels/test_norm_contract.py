@@ -47,6 +47,7 @@ RMS_NORM = [
     *cases(contract.any_width, [1, 3, 17, 768, 1792, 4097, 40000, 70001]),
     *cases(contract.eps_of_the_model_shows_in_small_rows, [F32, *HALF], [(1e-5, 0.30151134), (1e-6, 0.70710678)]),
     *cases(contract.huge_rows, [F32, BF16]),
+    *cases(contract.rows_too_large_for_float32_give_zero, [F32, BF16]),
     *cases(contract.subnormal_rows, [F32, *HALF]),
     *cases(contract.half_precision_rounds_before_the_weight, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
@@ -71,7 +72,7 @@ ADD_RMS_NORM = [
     *cases(contract.add_rms_norm_is_the_two_steps, [F32], [F32], [(6, 48), (3, 40000)]),
     *cases(contract.add_rms_norm_is_the_two_steps, [F16], [F16], [(6, 48), (3, 40000)]),
     *cases(contract.add_rms_norm_is_the_two_steps, [BF16], [BF16, F32], [(6, 48), (3, 40000)]),
-    *cases(contract.add_rms_norm_takes_any_strides),
+    *cases(contract.add_rms_norm_takes_any_strides, [48, 20000]),
 ]
 
 
@@ -100,6 +101,7 @@ def test_runs_inside_a_compiled_graph(backend):
 # Each case costs seconds of compilation, so these are the ones that a compiler could get wrong.
 COMPILED_RMS_NORM = [
     *cases(contract.values_are_the_formula, [F32, F64], [(7, 48)]),
+    *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
     *cases(contract.half_precision_rounds_before_the_weight, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
     *cases(contract.gradients_are_those_of_the_formula, [F32, BF16], [(7, 48)]),
@@ -125,6 +127,16 @@ def compiled():
 @pytest.mark.parametrize(("check", "arguments"), COMPILED_RMS_NORM)
 def test_compile_backend(compiled, check, arguments):
     check(compiled.rms_norm, *arguments)
+
+
+@needs_compiler
+def test_compile_backend_never_falls_back_to_eager(compiled):
+    """One graph more than Dynamo's cache holds is an error, and so is the first one where the cache holds none."""
+    x, weight = rows(2, 48), weights(48)
+    with torch._dynamo.config.patch(cache_size_limit=0):
+        for norm, inputs in ((compiled.rms_norm, (x, weight)), (compiled.add_rms_norm, (x, x, weight))):
+            with pytest.raises(Exception, match=r"limit|fullgraph"):  # the class differs between versions of PyTorch
+                norm(*inputs, EPS)
 
 
 @needs_compiler

@@ -2,16 +2,24 @@
 
 import subprocess
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd.forward_ad import dual_level, make_dual
 
 pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from kernels import reference, triton_rms_norm
 from tests.helpers import ROOT
-from tests.kernels.contract import DEVICE, EPS, formula, is_gemmas_norm, oracle, rows, unit, weights
+from tests.kernels.addresses import check_addresses
+from tests.kernels.contract import DEVICE, EPS, STRIDED, formula, is_gemmas_norm, oracle, rows, unit, weights
+
+FOUND_BY_STRIDES = ["heads of a fused projection", "swapped axes", "expanded columns"]
+interpreted = pytest.mark.skipif(not triton_rms_norm.INTERPRETED, reason="looks into Triton's interpreter")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -64,14 +72,26 @@ def test_backward_operator_passes_opcheck(with_dh, wants_dweight):
         (rows(5, 48).long(), None, weights(48)),
         (rows(1)[0], None, weights(1)),
         (rows(5, 48), None, weights(48).to("meta")),
+        (rows(5, 48).to(torch.float8_e4m3fn), None, weights(48)),
+        (rows(5, 48), rows(5, 48).to(torch.float8_e5m2), weights(48)),
+        (rows(5, 48), None, weights(48).to(torch.float8_e5m2)),
+        (rows(5, 48), None, weights(48).to(torch.complex64)),
     ],
-    ids=["47", "1", "2 x 48", "residual", "integers", "no axis", "device"],
+    ids=["47", "1", "2 x 48", "residual", "integers", "no axis", "device", *["float8"] * 3, "complex"],
 )
 def test_what_does_not_fit_is_refused(x, residual, weight):
     inputs = (x, weight) if residual is None else (x, residual, weight)
     norm = triton_rms_norm.rms_norm if residual is None else triton_rms_norm.add_rms_norm
-    with pytest.raises(ValueError, match=r"expected floating-point \(..., D\) and a weight \(D,\) on one device"):
+    with pytest.raises(ValueError, match=r"expected \(..., D\) and a weight \(D,\), of 16 to 64-bit floating"):
         norm(*inputs, EPS)
+
+
+@pytest.mark.parametrize("eps", [0, -1e-5, float("nan"), float("inf")])
+def test_an_eps_that_is_not_positive_and_finite_is_refused(eps):
+    x, weight = rows(5, 48), weights(48)
+    for norm, inputs in ((triton_rms_norm.rms_norm, (x,)), (triton_rms_norm.add_rms_norm, (x, x))):
+        with pytest.raises(ValueError, match=f"got eps {eps}; expected a positive, finite number"):
+            norm(*inputs, weight, eps)
 
 
 def run_both(shape, **options):
@@ -89,17 +109,65 @@ def run_both(shape, **options):
     )
 
 
+def use_tile(monkeypatch, tile):
+    """Tiles as on a GPU: they have few rows, a program takes several of them, and a wide row has several tiles."""
+    count = np.int32 if triton_rms_norm.INTERPRETED else int
+    monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": tile[0], "COLS": tile[1], "num_warps": 1})
+    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, count(-(-n_tiles // 2))))
+
+
 @pytest.mark.parametrize(
     "tile", [(1, 64), (2, 64), (8, 64), (1, 16), (4, 32)], ids=lambda tile: f"{tile[0]} rows, {tile[1]} columns"
 )
 def test_any_tile_gives_the_same(monkeypatch, tile):
-    """On a GPU a tile has few rows, a program takes several of them, and a wide row has several tiles."""
     expected = run_both((13, 48))
-    count = np.int32 if triton_rms_norm.INTERPRETED else int
-    monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": tile[0], "COLS": tile[1], "num_warps": 1})
-    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, count(-(-n_tiles // 2))))
+    use_tile(monkeypatch, tile)
     for got, one_tile in zip(run_both((13, 48)), expected, strict=True):
         torch.testing.assert_close(got, one_tile, rtol=1e-5, atol=2e-6)  # sums run in another order
+
+
+@interpreted
+@pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
+@pytest.mark.parametrize("layout", ["one column", "plain", *FOUND_BY_STRIDES])
+def test_only_elements_of_the_tensors_are_touched(monkeypatch, layout, columns):
+    """Each output element is stored once, nothing beside a tensor is read, and strides change no value."""
+    plain = {"one column": lambda: rows(9, 1), "plain": lambda: rows(9, 47)}
+    x = (plain | STRIDED)[layout]()
+    leaves = x, rows(*x.shape, seed=3), weights(x.shape[-1])
+    leaves = [tensor.detach().requires_grad_() for tensor in leaves]
+    # Each of the gradients with strides of its own: dy as x has them, dh expanded.
+    dy, dh = x.detach(), rows(*x.shape[:-1], 1, seed=5).expand(x.shape)
+
+    def run(norms):
+        y, added = norms.rms_norm(leaves[0], leaves[2], EPS), norms.add_rms_norm(*leaves, EPS)
+        alone = torch.autograd.grad(y, (leaves[0], leaves[2]), dy)
+        return y, *added, *alone, *torch.autograd.grad(added, leaves, (dy, dh))
+
+    expected = run(reference)
+    use_tile(monkeypatch, (8, columns))
+    check_addresses(monkeypatch)
+    for got, right in zip(run(triton_rms_norm), expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
+def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
+    """The last program of 2^25 + 5 rows: only the pages that it touches are ever there."""
+    row, residual, dy = (rows(1, 64, dtype=torch.float16, seed=seed) for seed in range(3))
+    weight = weights(64, torch.float16)
+    monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": 8, "COLS": columns, "num_warps": 1})
+
+    def run(n_rows):
+        x, r, g = (tensor.expand(n_rows, 64) for tensor in (row, residual, dy))
+        y, h, rstd = triton_rms_norm.launch_forward(x, r, weight, EPS, False, False)
+        dx, _ = triton_rms_norm.launch_backward(g, None, h[-1:].expand(n_rows, 64), weight, rstd, False, False, False)
+        return y[-5:].clone(), h[-5:].clone(), dx[-5:].clone()
+
+    expected = run(5)
+    check_addresses(monkeypatch, last_program=True)
+    for got, right in zip(run(2**25 + 5), expected, strict=True):
+        assert torch.equal(got, right)
 
 
 @pytest.mark.parametrize(("n_tiles", "warps"), [(1, 4), (527, 4), (529, 4), (4096, 16), (10**6, 32)])
@@ -115,6 +183,24 @@ def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
     is_gemmas_norm(triton_rms_norm.rms_norm, dtype)
+
+
+@pytest.mark.parametrize("residual_dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_h_has_the_dtype_of_the_sum(dtype, residual_dtype):
+    x, residual, weight = rows(2, 48, dtype=dtype), rows(2, 48, dtype=residual_dtype, seed=3), weights(48)
+    for norms in (triton_rms_norm, reference):
+        y, h = norms.add_rms_norm(x, residual, weight, EPS)
+        assert y.dtype == h.dtype == torch.promote_types(dtype, residual_dtype)
+
+
+def test_rows_that_are_not_aligned_have_smaller_tiles(monkeypatch):
+    """They need an address an element, and registers for it."""
+    monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"warp_size": 32}))
+    x = torch.empty(4, 16384, dtype=torch.float16, device="meta")
+    aligned, other = (triton_rms_norm._tile(4, x, 2048, 32768, part=4096, aligned=aligned) for aligned in (True, False))
+    assert (aligned["COLS"], other["COLS"]) == (16384, 4096)
 
 
 def test_round_once_multiplies_before_it_rounds():
@@ -157,6 +243,23 @@ def test_gradients_of_the_options(shape, options):
         torch.testing.assert_close(got, exact, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("options", [{}, {"unit_offset": True}, {"round_once": True}], ids=str)
+@pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
+def test_dx_is_rounded_once(monkeypatch, columns, options):
+    """Half precision's dx is float64's, rounded: whatever backward rounds before, 1 + weight too, shows in its bits."""
+    use_tile(monkeypatch, (64, columns))
+    x, residual, dy, dh = (rows(64, 48, dtype=torch.float16, scale=1.0, seed=seed) for seed in range(4))
+    weight = weights(48, torch.float16) - (0.5 if options.get("unit_offset") else 0)
+    h = (x + residual).double().requires_grad_()
+    y = formula(h, weight.double() + options.get("unit_offset", 0), EPS)
+    (expected,) = torch.autograd.grad((y, h), h, (dy.double(), dh.double()))
+    leaf = x.clone().requires_grad_()
+    outputs = triton_rms_norm.add_rms_norm(leaf, residual, weight, EPS, **options)
+    (dx,) = torch.autograd.grad(outputs, leaf, (dy, dh))
+    differing = (dx != expected.to(dx.dtype)).double().mean().item()
+    assert differing < 0.005, f"found {differing:.2%} of the elements to differ, expected less than 0.5 %"
+
+
 @pytest.mark.parametrize(
     ("make", "copied"),
     [
@@ -179,6 +282,17 @@ def test_what_is_copied(make, copied):
     (seen,), _ = triton_rms_norm._as_rows(x)
     assert torch.equal(seen.reshape(x.shape), x)
     assert (seen.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()) == copied
+
+
+def test_no_strided_tensor_is_copied_for_another_ones_sake():
+    """The breaks between axes are those of all tensors together."""
+    plain, middle, swapped = rows(5, 3, 48), rows(5, 3, 144)[..., 48:96], rows(3, 5, 48).transpose(0, 1)
+    expanded = rows(3, 48).expand(5, 3, 48)
+    for given in permutations((plain, middle, swapped, expanded), 2):
+        seen, _ = triton_rms_norm._as_rows(*given)
+        for view, tensor in zip(seen, given, strict=True):
+            assert torch.equal(view.reshape(tensor.shape), tensor)
+            assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("width", [48, 10000])
@@ -216,6 +330,26 @@ def backward_calls(monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("wants", ["x", "residual", "weight", "nothing"])
+def test_outputs_require_grad_as_the_references_do(wants):
+    x, residual, weight = rows(5, 48), rows(5, 48, seed=3), weights(48)
+    {"x": x, "residual": residual, "weight": weight}.get(wants, rows(1)).requires_grad_()
+    for norms in (reference, triton_rms_norm):
+        y, h = norms.add_rms_norm(x, residual, weight, EPS)
+        assert (y.requires_grad, h.requires_grad) == (wants != "nothing", wants in ("x", "residual"))
+        assert norms.rms_norm(x, weight, EPS).requires_grad == (wants in ("x", "weight"))
+
+
+def test_a_weight_learns_from_an_x_of_inference_mode():
+    """A frozen model before the norm, as for a probe on its features."""
+    with torch.inference_mode():
+        x = rows(5, 48)
+    weight = weights(48).requires_grad_()
+    for run in (lambda norms: norms.rms_norm(x, weight, EPS), lambda norms: norms.add_rms_norm(x, x, weight, EPS)[0]):
+        found, expected = (torch.autograd.grad(run(norms).sum(), weight) for norms in (triton_rms_norm, reference))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_only_what_is_wanted_is_computed(backward_calls):
     x, residual, weight = rows(5, 48).requires_grad_(), rows(5, 48, seed=3).requires_grad_(), weights(48)
     y, h = triton_rms_norm.add_rms_norm(x, residual, weight, EPS)
@@ -230,6 +364,62 @@ def test_only_what_is_wanted_is_computed(backward_calls):
     assert backward_calls[1]["wants_dweight"]
 
 
+def is_the_references(transform, *inputs):
+    """transform(norms), a function of torch.func, gives the same of both."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")  # vmap calls the kernels in a loop
+        found, expected = (transform(norms)(*inputs) for norms in (triton_rms_norm, reference))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def squares(norms):
+    return lambda x, weight: norms.rms_norm(x, weight, EPS).square().sum()
+
+
+def both_outputs(norms):
+    def loss(x, residual, weight):
+        y, h = norms.add_rms_norm(x, residual, weight, EPS)
+        return (y.square() + h.sin()).sum()
+
+    return loss
+
+
+def test_gradients_of_torch_func():
+    x, residual, weight = rows(4, 17), rows(4, 17, seed=3), weights(17)
+    is_the_references(lambda norms: torch.func.grad_and_value(squares(norms), (0, 1)), x, weight)
+    is_the_references(lambda norms: torch.func.grad(both_outputs(norms), (0, 1, 2)), x, residual, weight)
+    is_the_references(lambda norms: torch.func.grad(both_outputs(norms), 2), x, residual, weight)
+    is_the_references(
+        lambda norms: lambda dy: torch.func.vjp(lambda x: norms.rms_norm(x, weight, EPS), x)[1](dy), residual
+    )
+    is_the_references(lambda norms: torch.func.jacrev(lambda x: norms.rms_norm(x, weight, EPS)), x[0])
+
+
+def test_vmap_and_gradients_of_each_sample():
+    x, residual, weight = rows(3, 4, 17), rows(3, 4, 17, seed=3), weights(17)
+    is_the_references(lambda norms: torch.func.vmap(lambda x: norms.rms_norm(x, weight, EPS), 1, 1), x)
+    each_weight = torch.stack([weight, 2 * weight, 3 * weight])
+    is_the_references(lambda norms: torch.func.vmap(lambda x, w: norms.rms_norm(x, w, EPS)), x, each_weight)
+    is_the_references(lambda norms: torch.func.vmap(torch.func.grad(squares(norms), (0, 1)), (0, None)), x, weight)
+    each = torch.func.vmap
+    is_the_references(
+        lambda norms: each(torch.func.grad(both_outputs(norms), (0, 1, 2)), (0, 0, None)), x, residual, weight
+    )
+
+
+@interpreted
+def test_threads_may_call_at_once():
+    x, weight = rows(5, 48), weights(48).requires_grad_()
+    expected = triton_rms_norm.rms_norm(x, weight, EPS)
+
+    def call(_):
+        y = triton_rms_norm.rms_norm(x, weight, EPS)
+        return torch.equal(y, expected) and len(torch.autograd.grad(y.sum(), weight)) == 1
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(call, range(30)))
+
+
 def test_what_is_not_supported_names_the_backend_that_does_it():
     x, weight = rows(3, 5, dtype=torch.float64).requires_grad_(), weights(5, torch.float64).requires_grad_()
     (dx,) = torch.autograd.grad(triton_rms_norm.rms_norm(x, weight, EPS).sum(), x, create_graph=True)
@@ -239,6 +429,12 @@ def test_what_is_not_supported_names_the_backend_that_does_it():
 
     with pytest.raises(NotImplementedError, match="no forward-mode derivative; use --norm reference"):
         torch.func.jvp(lambda x: triton_rms_norm.rms_norm(x, weight, EPS), (x,), (x,))
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative; use --norm reference"):
+        torch.func.hessian(squares(triton_rms_norm))(x, weight)
+    with dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative; use --norm reference"):
+        triton_rms_norm.add_rms_norm(make_dual(x, x), x, weight, EPS)
+    with pytest.raises(NotImplementedError, match="can't be differentiated twice; use --norm reference"):
+        torch.func.jacrev(torch.func.grad(squares(triton_rms_norm)))(x, weight)
     with pytest.raises(ValueError, match="unit_offset adds 1 to a weight, and there is none"):
         triton_rms_norm.rms_norm(x, None, EPS, unit_offset=True)
     assert torch.func.jvp(lambda x: reference.rms_norm(x, weight, EPS), (x,), (x,))[1].abs().max() > 0
