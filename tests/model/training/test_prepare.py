@@ -194,7 +194,8 @@ def test_what_a_killed_command_leaves_is_removed_and_stops_nobody(start, corpus,
     assert (code, "waiting" in err) == (0, False)
     near.rmdir()
     [folder] = root.iterdir()
-    assert sorted(os.listdir(folder)) == ["meta.json", "tokenizer.model", "tokens.bin"]
+    names = ["meta.json", "tokenizer.model", "tokenizer_config.json", "tokens.bin"]
+    assert sorted(os.listdir(folder)) == names
     assert documents_in(folder) == [LINE * 30]
 
 
