@@ -32,6 +32,7 @@ model/area.py
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     files = {
+        "model/__init__.py": "",  # or an environment's PYTHONPATH would find another one first
         "model/area.py": SOURCE,
         "tests/model/test_area.py": "from model.area import area\ndef test_area(): assert area(2, 3) in (6, None)\n",
         "tests/test_all.py": "from model.area import area\ndef test_all(): assert area(1, 1) is not None\n",
