@@ -21,6 +21,7 @@ from model.json_file import parse_object, read_file, read_object
 
 SPEED = ("tokens_per_s", "mfu")
 FILES = ("model.safetensors", "tokenizer.model")
+OBJECTS = ("config.json", "tokenizer_config.json")
 
 
 def parse_args() -> argparse.Namespace:
@@ -52,8 +53,10 @@ def differences(before: Path, after: Path) -> list[str]:
             raise InputError(f"{missing[0]} is missing; name a folder in which train.py has saved")
         if not filecmp.cmp(before / name, after / name, shallow=False):
             found.append(f"{name} differs")
-    if read_object(before / "config.json") != read_object(after / "config.json"):
-        found.append("config.json differs")
+    for name in OBJECTS:
+        a, b = (read_object(folder / name) if (folder / name).exists() else None for folder in (before, after))
+        if a != b:
+            found.append(f"{name} differs")
     return found
 
 

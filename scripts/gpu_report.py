@@ -174,14 +174,15 @@ def write_markdown(results: dict[str, dict[str, Any]], machine: str, out: Path) 
             figures = f"{result['tokens_per_s']:,.0f} | {result['loss']:.4f} | {result['val_loss']:.4f}"
             lines.append(f"| {name.removeprefix('train-')} | {figures} |")
     for name in FIGURES:
-        title, text = results[name]["title"], (out / "logs" / f"{name}.txt").read_text().rstrip() or "nothing printed"
+        title, printed = results[name]["title"], out / "logs" / f"{name}.txt"
+        text = printed.read_text("utf-8").rstrip() or "nothing printed"
         if results[name]["result"] != "passed":
             errors = (out / "logs" / f"{name}.err").read_bytes().decode()  # read_text would take \r for \n
             text += "\n" + re.sub(r".*\r", "", errors).rstrip()[-2000:]
         lines += ["", f"## {title}", "", "```", text, "```"]
         if "figures" in results[name]:
             lines += ["", f"![{title}]({name}.png)"]
-    (out / "report.md").write_text("\n".join(lines) + "\n")
+    (out / "report.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def main() -> None:

@@ -10,6 +10,8 @@ from functools import cached_property
 import sentencepiece
 
 from kernels import InputError
+from model.config import LARGEST_SIZE
+from model.json_file import expect
 from model.tokenizer.base import SPACE, UNKNOWN, Splitter, Tokenizer
 from model.tokenizer.files import CONFIG, AddedToken, TokenizerConfig
 
@@ -122,9 +124,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
     Texts with too few distinct pieces give a smaller vocabulary than asked for. No piece holds a line break, and no
     space is put before a text, so a text encoded in parts that end in a line break has the same ids as the whole.
-    Raises InputError if the texts hold no words, or if vocab_size has no room for the 256 bytes, the 3 special tokens
-    and the characters that make up 99.95 % of the text.
+    Raises InputError if the texts hold no words, or if vocab_size is larger than any model's or has no room for the 256
+    bytes, the 3 special tokens and the characters that make up 99.95 % of the text.
     """
+    expect(vocab_size <= LARGEST_SIZE, "the size of the vocabulary", vocab_size, f"at most {LARGEST_SIZE}")
     proto = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

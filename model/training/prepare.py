@@ -1,6 +1,6 @@
 """Turn a text into a sentencepiece tokenizer and one file of token ids for a training run.
 
-The folder holds tokenizer.model, tokens.bin and meta.json, which records the ids' dtype, the size of the vocabulary,
+The folder holds the tokenizer, tokens.bin and meta.json, which records the ids' dtype, the size of the vocabulary,
 where the held-out tail begins, the source of the text, and checksums. The text is read in pieces, three times: to
 check it, for the tokenizer, and for the ids. So memory does not grow with it.
 """

@@ -93,7 +93,9 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
             saved = type(config).load(folder / "config.json")
             # Runs of earlier versions did not name a norm that is not RMSNorm.
             same = saved == config or (resume and saved == replace(config, norm=None))
-            same = same and all((folder / name).read_bytes() == content for name, content in tokenizer.files.items())
+            for name, content in tokenizer.files.items():
+                lost = name != "tokenizer.model" and not (folder / name).exists()  # earlier versions wrote no other
+                same = same and (lost or (folder / name).read_bytes() == content)
         except (OSError, InputError):
             same = False
         if not same:

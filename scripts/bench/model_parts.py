@@ -307,7 +307,7 @@ def start(setup: Setup) -> list[Row]:
     command += ["--device", "cpu", "--prompt", "The", "--temperature", "0", "--max-new-tokens", "1"]
 
     def generate_once() -> None:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
             raise InputError(f"generate.py failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
 

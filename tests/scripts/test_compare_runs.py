@@ -42,6 +42,10 @@ def other_tokenizer(folder):
     (folder / "tokenizer.model").write_bytes(b"other")
 
 
+def no_settings(folder):
+    (folder / "tokenizer_config.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -51,6 +55,7 @@ def other_tokenizer(folder):
         (other_bit, "model.safetensors differs"),
         (other_eps, "config.json differs"),
         (other_tokenizer, "tokenizer.model differs"),
+        (no_settings, "tokenizer_config.json differs"),
     ],
 )
 def test_a_difference_is_exit_code_1(change, message, trained, workplace, command):

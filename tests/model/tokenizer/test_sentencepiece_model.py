@@ -130,6 +130,11 @@ def test_a_vocabulary_that_is_too_small_is_refused_with_its_size(vocab_size):
         train_tokenizer([TEXT], vocab_size)
 
 
+def test_a_vocabulary_larger_than_any_models_is_refused_at_once():
+    with pytest.raises(InputError, match="size of the vocabulary is 2147483647; expected at most 1048576"):
+        train_tokenizer([TEXT], 2**31 - 1)
+
+
 def test_a_short_text_gives_a_smaller_vocabulary_that_works():
     tokenizer = train_tokenizer(["ab ab"], 5000)
     assert 259 < tokenizer.vocab_size < 300

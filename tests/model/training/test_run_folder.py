@@ -104,6 +104,16 @@ def test_a_run_killed_before_its_first_save_resumes_from_the_start(trained, work
     assert json.loads((workplace / "out/model/run.json").read_text())["begins_after_step"] == 0
 
 
+def test_a_run_of_an_earlier_version_resumes_with_data_that_is_prepared_anew(trained, workplace, command):
+    trained("--steps", 3)
+    (workplace / "out/model/tokenizer_config.json").unlink()  # which is not the only file of a tokenizer any more
+    _, _, stderr = trained("--resume", "--steps", 4)
+    assert "out/model resumes after step 3\n" in stderr
+    (workplace / "out/model/tokenizer_config.json").write_text("{}")
+    code, _, stderr = command(train.main, *RESUME, "--steps", 5)
+    assert (code, "holds another model" in stderr) == (2, True)
+
+
 LINES = [json.dumps({"step": step, "loss": 5.0}) for step in range(3)]
 
 
