@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from model.config import LlamaConfig
 from model.llama import Llama
 from tests.helpers import CPU, TEXT, TRAINED, draw_weights, metrics_of, train_dtype
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
 torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
 
 

@@ -268,9 +268,10 @@ def test_backend_arguments_take_the_dtypes_that_the_command_computes_in(command)
 
 
 def test_ctrl_c_during_the_imports_is_one_line():
-    source = "import signal, time; from model.cli import run; run(lambda: None); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(1)
+    source = "import time; from model.cli import run; run(lambda: print('ready', flush=True)); time.sleep(60)"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30)[1] == "interrupted\n"
     assert process.returncode == 130
