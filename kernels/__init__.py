@@ -131,6 +131,13 @@ def add_then(
     return add_rms_norm
 
 
+def in_form(backend: Backend, form: tuple) -> Backend:
+    import functools
+
+    f = functools.partial(backend.rms_norm, **form._asdict())
+    return Backend(backend.description, f, add_then(f))
+
+
 def _rounded(backend: Backend, dtype_name: str) -> Backend:
     import torch
 

@@ -20,11 +20,16 @@ from torch import Tensor
 from kernels import add_then
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
     """Normalise the last axis of x, (..., D), to a root mean square of 1, and scale it by weight, (D,).
 
     The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
     """
+    if offset or round_once:
+        wide = x.to(wide_dtype(x))
+        x_hat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        x_hat = x_hat if round_once else x_hat.to(x.dtype).to(wide.dtype)
+        return (x_hat * (offset + weight.to(wide.dtype))).to(x.dtype)
     return scale(normalize(x, eps), weight)
 
 

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kernels import Backend
 from model.config import LlamaConfig
+from model.norm import RMSNorm
 from model.rope import rotary_table, rotate
 
 
@@ -35,8 +37,7 @@ class Span:
 def plain_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, device: torch.device) -> Span:
     """Span of tokens start to end - 1, which follow those in the cache; cos and sin rounded to `dtype`."""
     slots, keys = torch.arange(start, end, device=device), _keys_seen(config, start, end)
-    cos, sin = rotary_table(slots, config, end)
-    rope = cos.to(dtype), sin.to(dtype)
+    rope = _rounded(config, rotary_table(slots, config, end), dtype)
     if end - start == 1 or end - start == end <= (config.sliding_window or end):
         return Span(rope, slots, keys, None)  # one query that sees all keys, or as many queries as keys
     return Span(rope, slots, keys, _mask(slots, keys, config.sliding_window))
@@ -61,8 +62,7 @@ def step_span(
     """
     slots, keys = torch.tensor([position], device=device), slice(0, n_keys)
     if padding is None:
-        cos, sin = rotary_table(slots, config, position + 1)
-        rope = cos.to(dtype), sin.to(dtype)
+        rope = _rounded(config, rotary_table(slots, config, position + 1), dtype)
     else:
         rope = _padded_rope(config, slots, position + 1, dtype, padding)
     return Span(rope, slots, keys, _mask(slots, keys, config.sliding_window, padding))
@@ -78,8 +78,13 @@ def _padded_rope(
 ) -> tuple[Tensor, Tensor]:
     """cos and sin, (B, 1, T, head_dim / 2), by the positions and (for dynamic RoPE) the length of each sequence."""
     rows = [rotary_table((slots - n).clamp(min=0), config, max(1, end - n)) for n in padding.tolist()]
-    cos, sin = (torch.stack(part)[:, None].to(dtype) for part in zip(*rows, strict=True))
-    return cos, sin
+    cos, sin = (torch.stack(part)[:, None] for part in zip(*rows, strict=True))
+    return _rounded(config, (cos, sin), dtype)
+
+
+def _rounded(config: LlamaConfig, table: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin in `dtype`, unless the model's family rotates in float32."""
+    return table if config.family.rotates_in_float32 else (table[0].to(dtype), table[1].to(dtype))
 
 
 def _mask(slots: Tensor, keys: slice, window: int | None, padding: Tensor | None = None) -> Tensor:
@@ -120,22 +125,30 @@ class KVCache:
 class Attention(nn.Module):
     """Causal self-attention, (B, T, hidden_size) -> (B, T, hidden_size)."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         query_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.attention_bias)
+        family, bias = config.family, config.attention_bias or config.family.qkv_bias
+        self.rotates_in_float32 = family.rotates_in_float32
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = self.k_norm = None
+        if family.qk_norm is not None:
+            each = family.qk_norm == "head"
+            self.q_norm = RMSNorm(config.head_dim if each else query_size, config.rms_norm_eps, norm, family.form)
+            self.k_norm = RMSNorm(config.head_dim if each else kv_size, config.rms_norm_eps, norm, family.form)
 
     def forward(self, x: Tensor, span: Span, cache: KVCache | None = None) -> Tensor:
-        q, k, v = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, n_heads, T, head_dim)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(q, span.rope), rotate(k, span.rope)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # (B, T, n_heads * head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = normalize_heads(q, self.q_norm), normalize_heads(k, self.k_norm)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (q, k, v))
+        wide = self.rotates_in_float32
+        q, k = rotate(q, span.rope, wide), rotate(k, span.rope, wide)  # (B, n_heads, T, head_dim)
         if cache is not None:
             k, v = cache.update(k, v, span)  # (B, num_key_value_heads, S, head_dim)
 
@@ -148,3 +161,9 @@ class Attention(nn.Module):
             causal = span.mask is None
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=causal, enable_gqa=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, n_heads * head_dim) -> (B, T, hidden_size)
+
+
+def normalize_heads(x: Tensor, norm: RMSNorm) -> Tensor:
+    """q or k, (B, T, n_heads * head_dim): each head on its own or all together, as wide as the norm's weight is."""
+    rows = x.unflatten(-1, (-1, norm.weight.numel()))
+    return norm(rows)[0].flatten(-2)

@@ -83,7 +83,7 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, Span, list[KVCache]], Ten
         assert span.mask is not None  # step_span always makes one
         torch._dynamo.mark_dynamic(span.mask, span.mask.dim() - 1)
         span.keys = slice(None)  # the caches are already cut to them
-        x = model.embed_tokens(tokens)  # (B, 1, hidden_size)
+        x = model.embed(tokens)  # (B, 1, hidden_size)
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         for layer, cache in zip(model.layers, caches, strict=True):
             torch._dynamo.mark_dynamic(cache.k, 2)

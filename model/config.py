@@ -12,6 +12,7 @@ from typing import Any
 
 from kernels import InputError
 from model.cli import say
+from model.family import FAMILIES, Family
 from model.json_file import errors_in, expect, read_object, show
 
 # Keys that transformers reads, or that many published models have, and that change no logits: taken in silence.
@@ -29,10 +30,8 @@ ONLY_VALUES = {
     "attention_chunk_size": [None],
     "compression_config": [None, {}],
     "fusion_config": [None, {}],
-    "hidden_act": ["silu", "swish"],
     "is_causal": [True],
     "kv_sharing_modes": [None],
-    "layer_types": [None],
     "num_kv_shared_layers": [0],
     "partial_rotary_factor": [1.0],
     "per_layer_config": [None, {}],
@@ -40,6 +39,8 @@ ONLY_VALUES = {
     "quantization_config": [None, {}],
     "rope_interleaved": [False],
     "transformers_weights": [None],
+    "use_bidirectional_attention": [False],
+    "use_sliding_window": [False],
 }
 
 ORIGINAL_LENGTH = "original_max_position_embeddings"
@@ -118,6 +119,7 @@ class LlamaConfig:
         if rms_norm_eps is not None:
             values["rms_norm_eps"] = rms_norm_eps
         _take_model_type(values)
+        _take_family(values)
         for key, allowed in ONLY_VALUES.items():
             found = values.pop(key, None)
             if found is not None and found not in allowed:
@@ -150,6 +152,11 @@ class LlamaConfig:
         expect(kind != "yarn" or self.rope_theta > 1, "rope_theta", self.rope_theta, "more than 1 for rope_type yarn")
 
     @property
+    def family(self) -> Family:
+        """What tells this model from a LLaMA."""
+        return FAMILIES[self.model_type]
+
+    @property
     def context_length(self) -> int:
         """The largest number of tokens in a text: max_position_embeddings, or more if RoPE is scaled.
 
@@ -172,7 +179,7 @@ class LlamaConfig:
         values = asdict(self)
         if self.rope_scaling is None:
             del values["rope_scaling"]
-        if self.model_type == "llama":
+        if not self.family.has_window:
             del values["sliding_window"]
         if self.norm is None:
             del values["norm"]
@@ -181,7 +188,7 @@ class LlamaConfig:
             # it, and is stopped by an rms_norm_eps of null, which is the truth: there is no RMSNorm.
             values |= {"model_type": f"rms{self.model_type}", "rms_norm_eps": None, "norm_eps": self.rms_norm_eps}
         architecture = f"{values['model_type'].capitalize()}ForCausalLM"
-        return {"architectures": [architecture], "hidden_act": "silu", **values}
+        return {"architectures": [architecture], "hidden_act": self.family.activation[0], **values}
 
 
 def is_id(value: Any) -> bool:
@@ -243,26 +250,47 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as
 ROPE_CHECKS = {ORIGINAL_LENGTH: _length, "truncate": _flag}  # the others are numbers
 
 
+def family_of(values: dict[str, Any]) -> Family:
+    """The family that the values of a config.json name. Raises InputError for one that is not computed here."""
+    model_type = values.get("model_type", "llama")
+    # "rms" before a family: its norm is not RMSNorm. Other software does not know such a type, and so refuses it.
+    name = model_type.removeprefix("rms") if isinstance(model_type, str) else ""
+    if name not in FAMILIES:
+        raise InputError(f"model_type is {show(model_type)}; expected one that is computed here: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
 def _take_model_type(values: dict[str, Any]) -> None:
-    """Bring model_type to llama or mistral, and the eps of another norm to rms_norm_eps; fill in Mistral's defaults."""
-    model_type, norm = values.get("model_type", "llama"), values.get("norm")
-    # The last two are models whose norm is not RMSNorm. Other software does not know them, and so refuses them.
-    if model_type not in ("llama", "mistral", "rmsllama", "rmsmistral"):
-        raise InputError(f"model_type is {show(model_type)}; expected llama or mistral, which are computed here")
-    family = values["model_type"] = model_type.removeprefix("rms")
-    if family != model_type:
+    """Bring model_type to a family's name, and the eps of another norm to rms_norm_eps; fill in the family's defaults."""
+    family, model_type, norm = family_of(values), values.get("model_type", "llama"), values.get("norm")
+    name = values["model_type"] = model_type.removeprefix("rms")
+    if name != model_type:
         if norm is None:
             raise InputError(f"norm is missing; model_type {model_type} needs its norm's package.module:function")
         eps = values.pop("norm_eps", None)
         if values.get("rms_norm_eps") is None:
             values["rms_norm_eps"] = eps
     elif norm is not None:
-        raise InputError(f"norm is {show(norm)}, and a {family} has RMSNorm; remove norm, or state rms{family}")
-    if family == "mistral":  # whose defaults are those of transformers' MistralConfig
-        values.setdefault("num_key_value_heads", 8)
-        values.setdefault("sliding_window", 4096)
+        raise InputError(f"norm is {show(norm)}, and a {name} has RMSNorm; remove norm, or state rms{name}")
+    for key, value in family.defaults.items():
+        values.setdefault(key, value)
+
+
+def _take_family(values: dict[str, Any]) -> None:
+    """Check the keys whose values the family fixes, and remove them."""
+    name = values["model_type"]
+    family = FAMILIES[name]
+    for key in ("hidden_act", "hidden_activation"):  # Gemma has had both
+        found = values.pop(key, None)
+        expect(found is None or found in family.activation, key, found, f"{show(family.activation[0])} for a {name}")
     window = values.get("sliding_window")
-    expect(window is None or family == "mistral", "sliding_window", window, "null for a llama; only a mistral has one")
+    if "max_window_layers" in values or "use_sliding_window" in values:  # Qwen's window, which is not in use
+        values.pop("max_window_layers", None)
+        window = values["sliding_window"] = None
+    expect(window is None or family.has_window, "sliding_window", window, f"null for a {name}; a mistral has one")
+    kinds = values.pop("layer_types", None)
+    kind = "full_attention" if window is None else "sliding_attention"
+    expect(kinds is None or kinds == [kind] * len(kinds), "layer_types", kinds, f"{kind} alone")
 
 
 def _take_rope(values: dict[str, Any]) -> list[str]:

@@ -18,23 +18,32 @@ from torch.utils.checkpoint import checkpoint
 from kernels import Backend
 from model.attention import Attention, KVCache, Span, padded_span, plain_span
 from model.config import LlamaConfig
-from model.norm import RMSNorm
+from model.norm import Add, RMSNorm
 from model.swiglu import SwiGLU
 
 
 class Block(nn.Module):
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
-        self.attention = Attention(config)
-        self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
+        family = config.family
+        self.attention_norm = make_norm(config, norm) if family.takes_input else Add()
+        self.attention = Attention(config, norm)
+        self.attention_output_norm = make_norm(config, norm) if family.takes_output else Add()
+        self.ffn_norm = make_norm(config, norm) if family.takes_input else Add()
         self.feed_forward = SwiGLU(config)
+        self.ffn_output_norm = make_norm(config, norm) if family.takes_output else Add()
 
     def forward(self, x: Tensor, residual: Tensor | None, span: Span, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         x, residual = self.attention_norm(x, residual)  # both (B, T, hidden_size)
-        x = self.attention(x, span, cache)
+        x, _ = self.attention_output_norm(self.attention(x, span, cache))
         x, residual = self.ffn_norm(x, residual)
-        return self.feed_forward(x), residual
+        x, _ = self.ffn_output_norm(self.feed_forward(x))
+        return x, residual
+
+
+def make_norm(config: LlamaConfig, norm: Backend) -> RMSNorm:
+    """A norm of rows of the residual stream."""
+    return RMSNorm(config.hidden_size, config.rms_norm_eps, norm, config.family.form)
 
 
 class Llama(nn.Module):
@@ -49,7 +58,7 @@ class Llama(nn.Module):
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, norm) for _ in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
+        self.norm = make_norm(config, norm)
         # A tied head has no parameter of its own: the embedding is read a second time.
         self.lm_head = None
         if not config.tie_word_embeddings:
@@ -69,7 +78,7 @@ class Llama(nn.Module):
             if name.endswith(".bias"):
                 nn.init.zeros_(weight)
             elif name.endswith("norm.weight"):
-                nn.init.ones_(weight)
+                nn.init.constant_(weight, 1 - self.config.family.form.offset)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(weight, std=std / math.sqrt(2 * self.config.num_hidden_layers))
             else:
@@ -109,9 +118,16 @@ class Llama(nn.Module):
             cache.length = end
         return logits
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids (B, T) -> (B, T, hidden_size), scaled if the family does so."""
+        x = self.embed_tokens(tokens)
+        if not self.config.family.scales_embedding:
+            return x
+        return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)  # rounded, as Gemma's is
+
     def run(self, tokens: Tensor, span: Span, caches: list[KVCache] | None = None, logits_to_keep: int = 0) -> Tensor:
         """Compute forward for tokens (B, T) at the positions of `span`."""
-        x, residual = self.embed_tokens(tokens), None  # (B, T, hidden_size)
+        x, residual = self.embed(tokens), None  # (B, T, hidden_size)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
             x, residual = layer(x, residual, span, cache)
         x, _ = self.norm(x, residual)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kernels import Backend
+from kernels import Backend, in_form
+from kernels.form import LLAMA, Form
 
 
 class RMSNorm(nn.Module):
@@ -19,11 +20,12 @@ class RMSNorm(nn.Module):
 
     __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
 
-    def __init__(self, hidden_size: int, eps: float, backend: Backend) -> None:
+    def __init__(self, hidden_size: int, eps: float, backend: Backend, form: Form = LLAMA) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.weight = nn.Parameter(torch.full((hidden_size,), 1 - form.offset))
+        self.form = form
         self.eps = eps
-        self.backend = backend
+        self.backend = backend if form == LLAMA else in_form(backend, form)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); residual None counts as zero."""
@@ -33,6 +35,14 @@ class RMSNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, backend={self.backend.description}"
+
+
+class Add(nn.Module):
+    """The place of a norm that a family does not have: the addition alone, with RMSNorm's arguments and results."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = x if residual is None else x + residual
+        return h, h
 
 
 def norm_names(model: nn.Module) -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels import Backend, InputError, load_backend
 from model.checkpoint.names import config_values, to_file_name, to_model_name, to_model_rows
 from model.cli import say
-from model.config import LlamaConfig, as_list, is_id
+from model.config import LlamaConfig, as_list, family_of, is_id
 from model.json_file import errors_in, expect, read_object
 from model.llama import Llama
 
@@ -107,9 +107,12 @@ def open_checkpoint(
         raise InputError(f"no checkpoint directory at {folder}; name one, or make it with train.py --out {folder}")
     stored: dict[str, Stored] = {}
     source, files = _weight_files(folder)
+    config_file, values = _read_values(folder)
+    with errors_in(config_file):
+        norms = family_of(values).norms
     for path in files:
         for tensor in _tensors(path, opened, device):
-            name = to_model_name(tensor.name)
+            name = to_model_name(tensor.name, norms)
             if ROTARY_BUFFER.search(name):
                 continue
             if tensor.dtype not in DTYPES:
@@ -117,7 +120,7 @@ def open_checkpoint(
             if first := stored.get(name):
                 raise InputError(f"{path}: {tensor.name} is also {first.name} of {first.path}; expected it once")
             stored[name] = tensor
-    config = _read_config(folder, stored, rms_norm_eps)
+    config = _make_config(config_file, values, stored, rms_norm_eps)
     if config.tie_word_embeddings and "embed_tokens.weight" not in stored and "lm_head.weight" in stored:
         stored["embed_tokens.weight"] = stored.pop("lm_head.weight")  # safetensors' save_model keeps one of two names
     _check_tensors(config, stored, source)
@@ -195,13 +198,18 @@ def _what_is_wrong(path: Path) -> str:
     return "incomplete or not a safetensors file" if start else "empty"
 
 
-def _read_config(folder: Path, stored: dict[str, Stored], rms_norm_eps: float | None) -> LlamaConfig:
+def _read_values(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file that describes the model, and its content: config.json, or else Meta's and Mistral's params.json."""
     path, params = folder / "config.json", folder / "params.json"
-    theirs = os.path.exists(params) and not os.path.exists(path)
-    path = params if theirs else path
-    values = read_object(path)
+    path = params if os.path.exists(params) and not os.path.exists(path) else path
+    return path, read_object(path)
+
+
+def _make_config(
+    path: Path, values: dict[str, Any], stored: dict[str, Stored], rms_norm_eps: float | None
+) -> LlamaConfig:
     with errors_in(path):
-        if theirs:
+        if path.name == "params.json":
             tables = [stored[name] for name in ("embed_tokens.weight", "lm_head.weight") if name in stored]
             values = config_values(values, tables[0].shape[0] if tables else None)
             values.setdefault("tie_word_embeddings", len(tables) < 2)
@@ -222,7 +230,7 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path)
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
     if missing := sorted(shapes.keys() - stored.keys()):
-        raise InputError(f"{source}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0])}")
+        raise InputError(f"{source}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0], config.family.norms)}")
     if unexpected := sorted((stored[name] for name in stored.keys() - shapes.keys()), key=lambda tensor: tensor.name):
         first = unexpected[0]
         raise InputError(f"{first.path}: tensors that no LLaMA has ({len(unexpected)}), the first is {first.name}")

@@ -15,11 +15,21 @@ from model.json_file import expect, show
 # Names are compared part by part, between the dots. A part that is not listed is the same everywhere.
 # (in Hugging Face's files, in the model); their names begin with PREFIX, all but the head's
 PREFIX = "model."
-HUGGING_FACE = {
-    "input_layernorm": "attention_norm",
-    "self_attn": "attention",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp": "feed_forward",
+HUGGING_FACE = {"self_attn": "attention", "mlp": "feed_forward"}
+# A norm's name depends on where a family has norms: LLaMA's post_attention_layernorm is the norm before the feed-forward,
+# and OLMo 2's that of attention's output. All have one shape, so no error would tell them apart.
+NORMS = {
+    "input": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+    "output": {
+        "post_attention_layernorm": "attention_output_norm",
+        "post_feedforward_layernorm": "ffn_output_norm",
+    },
+    "both": {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_output_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "ffn_output_norm",
+    },
 }
 # (in Meta's and Mistral's files, in the model)
 META = {
@@ -27,8 +37,6 @@ META = {
     "wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj",
     "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj",
 }  # fmt: skip
-TO_MODEL = HUGGING_FACE | META
-TO_FILE = {ours: theirs for theirs, ours in HUGGING_FACE.items()}
 # PREFIX, and what torch.compile, DDP and FSDP put before a name
 WRAPPERS = re.compile(r"^((_orig_mod|module|_fsdp_wrapped_module|model)\.)+")
 
@@ -46,15 +54,17 @@ PARAMS = {
 }
 
 
-def to_file_name(name: str) -> str:
-    """Hugging Face's name for a parameter of the model."""
-    theirs = ".".join(TO_FILE.get(part, part) for part in name.split("."))
+def to_file_name(name: str, norms: str = "input") -> str:
+    """Hugging Face's name for a parameter of a model whose family has norms there (model/family.py)."""
+    to_file = {ours: theirs for theirs, ours in (HUGGING_FACE | NORMS[norms]).items()}
+    theirs = ".".join(to_file.get(part, part) for part in name.split("."))
     return theirs if theirs.startswith("lm_head.") else PREFIX + theirs
 
 
-def to_model_name(name: str) -> str:
-    """The model's name for a tensor of anyone's file."""
-    return ".".join(TO_MODEL.get(part, part) for part in WRAPPERS.sub("", name).split("."))
+def to_model_name(name: str, norms: str = "input") -> str:
+    """The model's name for a tensor of anyone's file, for a family that has norms there."""
+    to_model = HUGGING_FACE | META | NORMS[norms]
+    return ".".join(to_model.get(part, part) for part in WRAPPERS.sub("", name).split("."))
 
 
 def to_model_rows(name: str, weight: Tensor, config: LlamaConfig) -> Tensor:

@@ -55,7 +55,8 @@ def save_checkpoint(
     Raises InputError if the disk is full or cannot be written to; the old checkpoint then stays as it was.
     """
     folder = Path(folder)
-    tensors = {to_file_name(name): tensor.contiguous() for name, tensor in (weights or model.state_dict()).items()}
+    norms = model.config.family.norms
+    tensors = {to_file_name(name, norms): t.contiguous() for name, t in (weights or model.state_dict()).items()}
     dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     config = {**model.config.to_dict(), "dtype": dtype, "torch_dtype": dtype}  # transformers 4 spells it the second way
     small = {**tokenizer.files, "config.json": _json(config)}
