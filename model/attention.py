@@ -136,6 +136,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
+        scalar = config.query_pre_attn_scalar
+        self.scale, self.cap = None if scalar is None else scalar**-0.5, config.attn_logit_softcapping
         self.q_norm = self.k_norm = None
         if family.qk_norm is not None:
             each = family.qk_norm == "head"
@@ -152,14 +154,16 @@ class Attention(nn.Module):
         if cache is not None:
             k, v = cache.update(k, v, span)  # (B, num_key_value_heads, S, head_dim)
 
-        if q.size(2) == 1:
+        if self.cap is not None:
+            y = capped_attention(q, k, v, span.mask, self.scale or self.head_dim**-0.5, self.cap)
+        elif q.size(2) == 1:
             # The queries of a group take the place of a sequence, (B, num_key_value_heads, group, head_dim): each
             # reads its keys where they are, and none is copied for every query head.
-            y = F.scaled_dot_product_attention(q.reshape(*k.shape[:2], -1, self.head_dim), k, v, attn_mask=span.mask)
-            y = y.view(q.shape)
+            group = q.reshape(*k.shape[:2], -1, self.head_dim)
+            y = F.scaled_dot_product_attention(group, k, v, attn_mask=span.mask, scale=self.scale).view(q.shape)
         else:
-            causal = span.mask is None
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=span.mask, is_causal=causal, enable_gqa=True)
+            mask = {"attn_mask": span.mask, "is_causal": span.mask is None}
+            y = F.scaled_dot_product_attention(q, k, v, **mask, scale=self.scale, enable_gqa=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))  # (B, T, n_heads * head_dim) -> (B, T, hidden_size)
 
 
@@ -167,3 +171,21 @@ def normalize_heads(x: Tensor, norm: RMSNorm) -> Tensor:
     """q or k, (B, T, n_heads * head_dim): each head on its own or all together, as wide as the norm's weight is."""
     rows = x.unflatten(-1, (-1, norm.weight.numel()))
     return norm(rows)[0].flatten(-2)
+
+
+def capped(x: Tensor, cap: float | None) -> Tensor:
+    """x drawn smoothly into -cap to cap (Gemma 2's soft cap); None leaves it as it is."""
+    return x if cap is None else torch.tanh(x / cap) * cap
+
+
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+    """Attention with a soft cap on its logits, which PyTorch's operator does not have; the softmax is float32.
+
+    q, (B, n_heads, T, head_dim), k and v, (B, num_key_value_heads, S, head_dim) -> q's shape. `mask` as in Span.
+    """
+    groups = q.unflatten(1, (k.size(1), -1))  # (B, num_key_value_heads, group, T, head_dim)
+    logits = capped(groups @ k.unsqueeze(2).mT * scale, cap)  # (B, num_key_value_heads, group, T, S)
+    if mask is None:
+        mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(k.size(2) - q.size(2))
+    logits = logits.masked_fill(~mask.unsqueeze(-3), -torch.inf)
+    return (logits.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.unsqueeze(2)).flatten(1, 2)

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from kernels import InputError
 from kernels.compiled import check_device
 from kernels.torch_version import TORCH_2_13
-from model.attention import KVCache, Span, step_span
+from model.attention import KVCache, Span, capped, step_span
 from model.llama import Block, Llama
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
@@ -53,8 +53,11 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
                 torch._dynamo.mark_static_address(cache.k)
                 torch._dynamo.mark_static_address(cache.v)
         dtype = model.embed_tokens.weight.dtype
-        span = step_span(model.config, start, n_keys, dtype, tokens.device, padding)
-        logits = run(tokens, span, read)
+        spans = {
+            kind: step_span(config, start, n_keys, dtype, tokens.device, padding)
+            for kind, config in model.configs.items()
+        }
+        logits = run(tokens, spans, read)
         for cache in caches:
             cache.length = start + 1
         return logits
@@ -74,28 +77,29 @@ def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity
         step(tokens, caches, padding=padding)
 
 
-def _layer_by_layer(model: Llama) -> Callable[[Tensor, Span, list[KVCache]], Tensor]:
+def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVCache]], Tensor]:
     block: Callable[..., tuple[Tensor, Tensor]] = torch.compile(Block.forward, backend=_inductor)
     last = torch.compile(_last, backend=_inductor)
     head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
 
-    def run(tokens: Tensor, span: Span, caches: list[KVCache]) -> Tensor:
-        assert span.mask is not None  # step_span always makes one
-        torch._dynamo.mark_dynamic(span.mask, span.mask.dim() - 1)
-        span.keys = slice(None)  # the caches are already cut to them
+    def run(tokens: Tensor, spans: dict[str, Span], caches: list[KVCache]) -> Tensor:
+        for span in spans.values():
+            assert span.mask is not None  # step_span always makes one
+            torch._dynamo.mark_dynamic(span.mask, span.mask.dim() - 1)
+            span.keys = slice(None)  # the caches are already cut to them
         x = model.embed(tokens)  # (B, 1, hidden_size)
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         for layer, cache in zip(model.layers, caches, strict=True):
             torch._dynamo.mark_dynamic(cache.k, 2)
             torch._dynamo.mark_dynamic(cache.v, 2)
-            x, residual = block(layer, x, residual, span, cache)
-        return last(model.norm, head, x, residual)
+            x, residual = block(layer, x, residual, spans[layer.kind], cache)
+        return last(model.norm, head, model.config.final_logit_softcapping, x, residual)
 
     return run
 
 
-def _last(norm: nn.Module, head: Tensor, x: Tensor, residual: Tensor) -> Tensor:
-    return F.linear(norm(x, residual)[0], head)
+def _last(norm: nn.Module, head: Tensor, cap: float | None, x: Tensor, residual: Tensor) -> Tensor:
+    return capped(F.linear(norm(x, residual)[0], head), cap)
 
 
 def _inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:

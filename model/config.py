@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import Any
 
 from kernels import InputError
 from model.cli import say
-from model.family import FAMILIES, Family
+from model.family import FAMILIES, OPTIONAL_KEYS, Family
 from model.json_file import errors_in, expect, read_object, show
 
 # Keys that transformers reads, or that many published models have, and that change no logits: taken in silence.
 # A key in none of these tables is not read by transformers' LLaMA either. It is named on stderr, and changes nothing.
 HARMLESS_KEYS = {
-    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map",
+    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_sliding_window_pattern", "architectures", "attn_implementation", "auto_map",
     "chunk_size_feed_forward", "dtype", "experts_implementation", "gradient_checkpointing", "id2label",
     "is_encoder_decoder", "is_llama_config", "label2id", "name_or_path", "num_labels", "output_attentions",
     "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_last_hidden_states",
@@ -43,6 +43,7 @@ ONLY_VALUES = {
     "use_sliding_window": [False],
 }
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 # The keys that each kind of RoPE scaling needs, and those that it may have. model/rope.py computes them.
 ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -88,7 +89,12 @@ class LlamaConfig:
     rms_norm_eps: float
     rope_theta: float = 10000.0  # what config.json means by leaving it out
     rope_scaling: dict[str, Any] | None = None
+    rope_local_base_freq: float | None = None  # rope_theta of the layers with a window; None where all have one base
     sliding_window: int | None = None
+    layer_types: list[str] | None = None  # None where all layers have the window, or none has
+    query_pre_attn_scalar: int | None = None  # attention's scale is its inverse root; None is head_dim
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     attention_bias: bool = False
     attention_dropout: float = 0.0  # kept, and not computed: it acts in training alone
     mlp_bias: bool = False
@@ -119,7 +125,6 @@ class LlamaConfig:
         if rms_norm_eps is not None:
             values["rms_norm_eps"] = rms_norm_eps
         _take_model_type(values)
-        _take_family(values)
         for key, allowed in ONLY_VALUES.items():
             found = values.pop(key, None)
             if found is not None and found not in allowed:
@@ -128,6 +133,7 @@ class LlamaConfig:
             if values.get(key) is not None:
                 values[key] = check(key, values[key])
         unread = _take_rope(values)
+        _take_family(values)
         _take_lengths(values)
         names = {field.name for field in fields(cls)}
         unread += values.keys() - names
@@ -170,6 +176,20 @@ class LlamaConfig:
         original = scaling.get(ORIGINAL_LENGTH, length) if kind == "yarn" else length
         return int(min(max(length, original * scaling["factor"]), LONGEST_TEXT))
 
+    def layer_kinds(self) -> list[str]:
+        """The kind of each layer: FULL, or SLIDING with a window."""
+        alike = FULL if self.sliding_window is None else SLIDING
+        return self.layer_types or [alike] * self.num_hidden_layers
+
+    def for_layers(self, kind: str) -> LlamaConfig:
+        """This config as if all layers were of that kind: its window, and its RoPE."""
+        if kind == FULL:
+            return replace(self, sliding_window=None, layer_types=None)
+        local = {} if self.rope_local_base_freq is None else {"rope_theta": self.rope_local_base_freq}
+        if local:
+            local["rope_scaling"] = None
+        return replace(self, layer_types=None, **local)
+
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
         return set(as_list(self.eos_token_id)) - {None}
@@ -179,15 +199,16 @@ class LlamaConfig:
         values = asdict(self)
         if self.rope_scaling is None:
             del values["rope_scaling"]
-        if not self.family.has_window:
-            del values["sliding_window"]
+        for key in ("layer_types", *OPTIONAL_KEYS):
+            if key not in self.family.defaults and values[key] is None:
+                del values[key]
         if self.norm is None:
             del values["norm"]
         else:
             # The unknown model_type stops transformers' Auto classes. LlamaForCausalLM.from_pretrained only warns of
             # it, and is stopped by an rms_norm_eps of null, which is the truth: there is no RMSNorm.
             values |= {"model_type": f"rms{self.model_type}", "rms_norm_eps": None, "norm_eps": self.rms_norm_eps}
-        architecture = f"{values['model_type'].capitalize()}ForCausalLM"
+        architecture = f"{values['model_type'].removesuffix('_text').capitalize()}ForCausalLM"
         return {"architectures": [architecture], "hidden_act": self.family.activation[0], **values}
 
 
@@ -238,11 +259,12 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as
     **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"], _size),
     **dict.fromkeys(["num_attention_heads", "num_key_value_heads", "head_dim"], _size),
     **dict.fromkeys(["max_position_embeddings", "max_sequence_length"], _length),
-    **dict.fromkeys(["rms_norm_eps", "rope_theta", "initializer_range"], _number),
+    **dict.fromkeys(["rms_norm_eps", "rope_theta", "rope_local_base_freq", "initializer_range"], _number),
+    **dict.fromkeys(["attn_logit_softcapping", "final_logit_softcapping"], _number),
     **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], _flag),
     **dict.fromkeys(["rope_parameters", "rope_scaling"], _object),
     "attention_dropout": _share,
-    "sliding_window": _length,
+    **dict.fromkeys(["sliding_window", "sliding_window_pattern", "query_pre_attn_scalar"], _length),
     "bos_token_id": partial(_fitting, is_id, "a token id"),
     "eos_token_id": _end_ids,
     "norm": _function,
@@ -277,20 +299,34 @@ def _take_model_type(values: dict[str, Any]) -> None:
 
 
 def _take_family(values: dict[str, Any]) -> None:
-    """Check the keys whose values the family fixes, and remove them."""
+    """Check the keys whose values depend on the family, and remove those that it fixes."""
     name = values["model_type"]
     family = FAMILIES[name]
     for key in ("hidden_act", "hidden_activation"):  # Gemma has had both
         found = values.pop(key, None)
         expect(found is None or found in family.activation, key, found, f"{show(family.activation[0])} for a {name}")
-    window = values.get("sliding_window")
-    if "max_window_layers" in values or "use_sliding_window" in values:  # Qwen's window, which is not in use
-        values.pop("max_window_layers", None)
-        window = values["sliding_window"] = None
-    expect(window is None or family.has_window, "sliding_window", window, f"null for a {name}; a mistral has one")
-    kinds = values.pop("layer_types", None)
-    kind = "full_attention" if window is None else "sliding_attention"
-    expect(kinds is None or kinds == [kind] * len(kinds), "layer_types", kinds, f"{kind} alone")
+    if values.pop("max_window_layers", None) is not None:  # Qwen's window; use_sliding_window true is refused
+        values["sliding_window"] = None
+    for key in OPTIONAL_KEYS:
+        found = values.get(key)
+        expect(found is None or key in family.defaults, key, found, f"null, since a {name} has none")
+    _take_layer_types(values, family)
+
+
+def _take_layer_types(values: dict[str, Any], family: Family) -> None:
+    """Fill in which layers have a window, where not all are alike."""
+    pattern, n_layers = values.pop("sliding_window_pattern", family.window_pattern), values.get("num_hidden_layers", 0)
+    kinds, window = values.get("layer_types"), values.get("sliding_window")
+    if kinds is None and pattern is not None:
+        kinds = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(n_layers)]
+    if kinds is None:
+        return
+    fits = isinstance(kinds, list) and len(kinds) == n_layers and set(kinds) <= {FULL, SLIDING}
+    expect(fits, "layer_types", kinds, f"{FULL} or {SLIDING} for each of {n_layers} layers")
+    expect(window is not None or SLIDING not in kinds, "sliding_window", window, f"a number for layers of {SLIDING}")
+    if SLIDING not in kinds:
+        values["sliding_window"] = None
+    values["layer_types"] = kinds if len(set(kinds)) == 2 else None
 
 
 def _take_rope(values: dict[str, Any]) -> list[str]:
@@ -299,6 +335,13 @@ def _take_rope(values: dict[str, Any]) -> list[str]:
     Newer configs keep both in rope_parameters. Returns the names of keys inside them that nobody reads.
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
+    if FULL in new or SLIDING in new:  # Gemma 3's, a kind of layer each
+        local, new = new.get(SLIDING) or {}, new.get(FULL) or {}
+        expect(
+            local.get("rope_type", "default") == "default", "rope_parameters", local, "the default in sliding layers"
+        )
+        if "rope_theta" in local:
+            values["rope_local_base_freq"] = _number("rope_theta", local["rope_theta"])
     if new and old and new != old:
         raise InputError(f"rope_parameters is {show(new)} and rope_scaling is {show(old)}; remove one of them")
     key, given = ("rope_parameters", new) if new else ("rope_scaling", old)

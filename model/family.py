@@ -1,17 +1,17 @@
 """What tells one family of models from another, as data: where its norms stand, which form they have, and the rest.
 
-    family    norm of a sub-layer's  q and k norm     form of the norm       besides
-    llama     input                                   rounds twice           Mistral: a sliding window
-    qwen2     input                                   rounds twice           biases on q, k and v
-    qwen3     input                  of each head     rounds twice
-    olmo2     output                 of all heads     rounds once            turns q and k in float32
-    gemma     input                                   rounds once, 1 + w     GeGLU, scaled embedding
+family    norm of a sub-layer's  q and k norm     form of the norm       besides
+llama     input                                   rounds twice           Mistral: a sliding window
+qwen2     input                                   rounds twice           biases on q, k and v
+qwen3     input                  of each head     rounds twice
+olmo2     output                 of all heads     rounds once            turns q and k in float32
+gemma     input                                   rounds once, 1 + w     GeGLU, scaled embedding
+gemma2    both                                    rounds once, 1 + w     and soft caps, every 2nd layer a window
+gemma3    both                   of each head     rounds once, 1 + w     and 5 of 6 layers a window, with own RoPE
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernels.form import LLAMA, Form
@@ -20,7 +20,10 @@ SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu")  # config.json's n
 
 
 class Family(NamedTuple):
-    """A family's answers. `defaults` are keys that transformers fills in otherwise than LLaMA's config does."""
+    """A family's answers. `defaults` are the values that transformers takes for keys that a config.json leaves out.
+
+    A key of OPTIONAL_KEYS that is not in `defaults` is one that the family does not have.
+    """
 
     norms: str = "input"  # of each sub-layer: "input", "output" or "both"
     qk_norm: str | None = None  # over "head", each on its own, or over "all" together
@@ -29,30 +32,33 @@ class Family(NamedTuple):
     rotates_in_float32: bool = False  # q and k of half precision, rounded after RoPE
     scales_embedding: bool = False  # by sqrt(hidden_size), rounded to the embedding's dtype
     activation: tuple[str, ...] = SILU
-    has_window: bool = False
-    defaults: Mapping[str, Any] = MappingProxyType({})
-
-    @property
-    def takes_input(self) -> bool:
-        """True if a norm stands before each sub-layer."""
-        return self.norms != "output"
-
-    @property
-    def takes_output(self) -> bool:
-        """True if a norm stands behind each sub-layer."""
-        return self.norms != "input"
+    window_pattern: int | None = None  # one layer of so many has no window, unless layer_types says otherwise
+    defaults: dict[str, Any] = {}  # noqa: RUF012
 
 
+OPTIONAL_KEYS = (
+    "sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+    "rope_local_base_freq",
+)  # fmt: skip
+GEMMA = Family(
+    form=Form(offset=1.0, round_once=True),
+    scales_embedding=True,
+    activation=GELU,
+    defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
+)
+TWO_SIDES = GEMMA._replace(
+    norms="both",
+    defaults={**GEMMA.defaults, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256},
+)
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 FAMILIES = {
     "llama": Family(),
-    "mistral": Family(has_window=True, defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mistral": Family(defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "qwen2": Family(qkv_bias=True, defaults={"num_key_value_heads": 32}),
     "qwen3": Family(qk_norm="head", defaults={"num_key_value_heads": 32, "head_dim": 128}),
     "olmo2": Family(norms="output", qk_norm="all", form=Form(round_once=True), rotates_in_float32=True),
-    "gemma": Family(
-        form=Form(offset=1.0, round_once=True),
-        scales_embedding=True,
-        activation=GELU,
-        defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
-    ),
+    "gemma": GEMMA,
+    "gemma2": TWO_SIDES._replace(window_pattern=2, defaults=TWO_SIDES.defaults | CAPS),
+    "gemma3_text": TWO_SIDES._replace(window_pattern=6, qk_norm="head", defaults=TWO_SIDES.defaults | BASES),
 }

@@ -16,22 +16,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kernels import Backend
-from model.attention import Attention, KVCache, Span, padded_span, plain_span
+from model.attention import Attention, KVCache, Span, capped, padded_span, plain_span
 from model.config import LlamaConfig
 from model.norm import Add, RMSNorm
 from model.swiglu import SwiGLU
 
 
 class Block(nn.Module):
-    def __init__(self, config: LlamaConfig, norm: Backend) -> None:
+    def __init__(self, config: LlamaConfig, norm: Backend, kind: str) -> None:
         super().__init__()
-        family = config.family
-        self.attention_norm = make_norm(config, norm) if family.takes_input else Add()
+        self.kind, family = kind, config.family
+        self.attention_norm = make_norm(config, norm) if family.norms != "output" else Add()
         self.attention = Attention(config, norm)
-        self.attention_output_norm = make_norm(config, norm) if family.takes_output else Add()
-        self.ffn_norm = make_norm(config, norm) if family.takes_input else Add()
+        self.attention_output_norm = make_norm(config, norm) if family.norms != "input" else Add()
+        self.ffn_norm = make_norm(config, norm) if family.norms != "output" else Add()
         self.feed_forward = SwiGLU(config)
-        self.ffn_output_norm = make_norm(config, norm) if family.takes_output else Add()
+        self.ffn_output_norm = make_norm(config, norm) if family.norms != "input" else Add()
 
     def forward(self, x: Tensor, residual: Tensor | None, span: Span, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         x, residual = self.attention_norm(x, residual)  # both (B, T, hidden_size)
@@ -57,7 +57,9 @@ class Llama(nn.Module):
             self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, norm) for _ in range(config.num_hidden_layers))
+        kinds = config.layer_kinds()
+        self.configs = {kind: config.for_layers(kind) for kind in kinds}  # what a kind of layers sees of a text
+        self.layers = nn.ModuleList(Block(config, norm, kind) for kind in kinds)
         self.norm = make_norm(config, norm)
         # A tied head has no parameter of its own: the embedding is read a second time.
         self.lm_head = None
@@ -109,11 +111,13 @@ class Llama(nn.Module):
         if caches and end > caches[0].k.size(2):
             raise ValueError(f"the cache holds {caches[0].k.size(2)} positions and is asked to hold {end}")
         dtype = self.embed_tokens.weight.dtype
-        if padding is None:
-            span = plain_span(self.config, start, end, dtype, tokens.device)
-        else:
-            span = padded_span(self.config, start, end, dtype, padding)
-        logits = self.run(tokens, span, caches, logits_to_keep)
+        spans = {}
+        for kind, config in self.configs.items():
+            if padding is None:
+                spans[kind] = plain_span(config, start, end, dtype, tokens.device)
+            else:
+                spans[kind] = padded_span(config, start, end, dtype, padding)
+        logits = self.run(tokens, spans, caches, logits_to_keep)
         for cache in caches or []:
             cache.length = end
         return logits
@@ -125,14 +129,16 @@ class Llama(nn.Module):
             return x
         return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)  # rounded, as Gemma's is
 
-    def run(self, tokens: Tensor, span: Span, caches: list[KVCache] | None = None, logits_to_keep: int = 0) -> Tensor:
-        """Compute forward for tokens (B, T) at the positions of `span`."""
+    def run(
+        self, tokens: Tensor, spans: dict[str, Span], caches: list[KVCache] | None = None, logits_to_keep: int = 0
+    ) -> Tensor:
+        """Compute forward for tokens (B, T) at the positions of `spans`, one for each kind of layers."""
         x, residual = self.embed(tokens), None  # (B, T, hidden_size)
         for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x, residual = layer(x, residual, span, cache)
+            x, residual = layer(x, residual, spans[layer.kind], cache)
         x, _ = self.norm(x, residual)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(x[:, -logits_to_keep:], head.weight)
+        return capped(F.linear(x[:, -logits_to_keep:], head.weight), self.config.final_logit_softcapping)
 
 
 def summed_loss(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
