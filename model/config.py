@@ -283,8 +283,9 @@ def family_of(values: dict[str, Any]) -> Family:
 
 
 def _take_model_type(values: dict[str, Any]) -> None:
-    """Bring model_type to a family's name, and the eps of another norm to rms_norm_eps; fill in the family's defaults."""
-    family, model_type, norm = family_of(values), values.get("model_type", "llama"), values.get("norm")
+    """Bring model_type to a family's name, and the eps of another norm to rms_norm_eps."""
+    family_of(values)  # refuses what is not computed
+    model_type, norm = values.get("model_type", "llama"), values.get("norm")
     name = values["model_type"] = model_type.removeprefix("rms")
     if name != model_type:
         if norm is None:
@@ -294,14 +295,14 @@ def _take_model_type(values: dict[str, Any]) -> None:
             values["rms_norm_eps"] = eps
     elif norm is not None:
         raise InputError(f"norm is {show(norm)}, and a {name} has RMSNorm; remove norm, or state rms{name}")
-    for key, value in family.defaults.items():
-        values.setdefault(key, value)
 
 
 def _take_family(values: dict[str, Any]) -> None:
-    """Check the keys whose values depend on the family, and remove those that it fixes."""
+    """Fill in the family's defaults, check the keys that depend on the family, and remove those that it fixes."""
     name = values["model_type"]
     family = FAMILIES[name]
+    for key, value in family.defaults.items():
+        values.setdefault(key, value)
     for key in ("hidden_act", "hidden_activation"):  # Gemma has had both
         found = values.pop(key, None)
         expect(found is None or found in family.activation, key, found, f"{show(family.activation[0])} for a {name}")

@@ -1,5 +1,6 @@
 """Shared by the tests of checkpoint directories: kinds of models, loading, and bounds for what is the same."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -14,6 +15,7 @@ TOKENIZER = SimpleNamespace(files={"tokenizer.model": b"the bytes of a tokenizer
 TOKENS = torch.arange(60).view(3, 20)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}  # fmt: skip
+BOTH_SIDES = {"head_dim": 20, "sliding_window": 5, "query_pre_attn_scalar": 24}
 KINDS = {
     "attention bias": {"attention_bias": True},
     "mlp bias": {"mlp_bias": True},
@@ -26,6 +28,19 @@ KINDS = {
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
     "mistral": {"model_type": "mistral", "sliding_window": None},
     "mistral, window": {"model_type": "mistral", "sliding_window": 5},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 20},
+    "olmo2": {"model_type": "olmo2"},
+    "gemma": {"model_type": "gemma", "head_dim": 20},
+    "gemma2": {"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0} | BOTH_SIDES,
+    "gemma3": {"model_type": "gemma3_text", "rope_local_base_freq": 100.0, "rope_theta": 5000.0} | BOTH_SIDES,
+    "gemma3, linear": {
+        "model_type": "gemma3_text",
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_local_base_freq": 100.0,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }
+    | BOTH_SIDES,
 }
 
 
@@ -55,8 +70,8 @@ def assert_same_logits(ours, theirs):
 def theirs_of(config, dtype=torch.float32, **changed):
     """A model of transformers whose every weight matters."""
     torch.manual_seed(0)
-    values = config.to_dict() | changed
-    kind = transformers.MistralConfig if values["model_type"] == "mistral" else transformers.LlamaConfig
-    model = transformers.AutoModelForCausalLM.from_config(kind(**values), dtype=dtype).eval()
+    values = replace(config, model_type=changed.get("model_type", "llama")).to_dict() | changed
+    kind = transformers.AutoConfig.for_model(**{key: value for key, value in values.items() if value is not None})
+    model = transformers.AutoModelForCausalLM.from_config(kind, dtype=dtype).eval()
     draw_weights(model, std=0.1)
     return model
