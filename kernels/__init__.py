@@ -134,6 +134,9 @@ def add_then(
 def in_form(backend: Backend, form: tuple) -> Backend:
     import functools
 
+    if not any(form):
+        return backend
+
     f = functools.partial(backend.rms_norm, **form._asdict())
     return Backend(backend.description, f, add_then(f))
 

@@ -141,8 +141,8 @@ class Attention(nn.Module):
         self.q_norm = self.k_norm = None
         if family.qk_norm is not None:
             each = family.qk_norm == "head"
-            self.q_norm = RMSNorm(config.head_dim if each else query_size, config.rms_norm_eps, norm, family.form)
-            self.k_norm = RMSNorm(config.head_dim if each else kv_size, config.rms_norm_eps, norm, family.form)
+            self.q_norm = RMSNorm(config.head_dim if each else query_size, config.rms_norm_eps, norm)
+            self.k_norm = RMSNorm(config.head_dim if each else kv_size, config.rms_norm_eps, norm)
 
     def forward(self, x: Tensor, span: Span, cache: KVCache | None = None) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)  # (B, T, n_heads * head_dim)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels import Backend
+from kernels import Backend, in_form
 from model.attention import Attention, KVCache, Span, capped, padded_span, plain_span
 from model.config import LlamaConfig
 from model.norm import Add, RMSNorm
@@ -23,15 +23,22 @@ from model.swiglu import SwiGLU
 
 
 class Block(nn.Module):
+    """A layer of a `kind`: with a norm on the input of each sub-layer, on its output, or on both (model/family.py)."""
+
     def __init__(self, config: LlamaConfig, norm: Backend, kind: str) -> None:
         super().__init__()
-        self.kind, family = kind, config.family
-        self.attention_norm = make_norm(config, norm) if family.norms != "output" else Add()
+
+        def make_norm(side: str) -> nn.Module:
+            wanted = config.family.norms in (side, "both")
+            return RMSNorm(config.hidden_size, config.rms_norm_eps, norm) if wanted else Add()
+
+        self.kind = kind
+        self.attention_norm = make_norm("input")
         self.attention = Attention(config, norm)
-        self.attention_output_norm = make_norm(config, norm) if family.norms != "input" else Add()
-        self.ffn_norm = make_norm(config, norm) if family.norms != "output" else Add()
+        self.attention_output_norm = make_norm("output")
+        self.ffn_norm = make_norm("input")
         self.feed_forward = SwiGLU(config)
-        self.ffn_output_norm = make_norm(config, norm) if family.norms != "input" else Add()
+        self.ffn_output_norm = make_norm("output")
 
     def forward(self, x: Tensor, residual: Tensor | None, span: Span, cache: KVCache | None) -> tuple[Tensor, Tensor]:
         x, residual = self.attention_norm(x, residual)  # both (B, T, hidden_size)
@@ -41,17 +48,12 @@ class Block(nn.Module):
         return x, residual
 
 
-def make_norm(config: LlamaConfig, norm: Backend) -> RMSNorm:
-    """A norm of rows of the residual stream."""
-    return RMSNorm(config.hidden_size, config.rms_norm_eps, norm, config.family.form)
-
-
 class Llama(nn.Module):
     """A LLaMA with freshly drawn weights. `norm` computes all of its norms (kernels.load_backend)."""
 
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
-        self.config = config
+        self.config, norm = config, in_form(norm, config.family.form)
         rows = torch.empty(config.vocab_size, config.hidden_size)
         if rows.is_meta:  # drawing on the meta device, as nn.Embedding would, makes PyTorch import half a compiler
             self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
@@ -60,7 +62,7 @@ class Llama(nn.Module):
         kinds = config.layer_kinds()
         self.configs = {kind: config.for_layers(kind) for kind in kinds}  # what a kind of layers sees of a text
         self.layers = nn.ModuleList(Block(config, norm, kind) for kind in kinds)
-        self.norm = make_norm(config, norm)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
         # A tied head has no parameter of its own: the embedding is read a second time.
         self.lm_head = None
         if not config.tie_word_embeddings:

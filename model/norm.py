@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from kernels import Backend, in_form
-from kernels.form import LLAMA, Form
+from kernels import Backend
 
 
 class RMSNorm(nn.Module):
@@ -20,12 +19,11 @@ class RMSNorm(nn.Module):
 
     __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
 
-    def __init__(self, hidden_size: int, eps: float, backend: Backend, form: Form = LLAMA) -> None:
+    def __init__(self, hidden_size: int, eps: float, backend: Backend) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((hidden_size,), 1 - form.offset))
-        self.form = form
+        self.weight = nn.Parameter(torch.ones(hidden_size))
         self.eps = eps
-        self.backend = backend if form == LLAMA else in_form(backend, form)
+        self.backend = backend
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); residual None counts as zero."""

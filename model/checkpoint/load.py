@@ -230,9 +230,8 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path)
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
     if missing := sorted(shapes.keys() - stored.keys()):
-        raise InputError(
-            f"{source}: tensors are missing ({len(missing)}), the first is {to_file_name(missing[0], config.family.norms)}"
-        )
+        first = to_file_name(missing[0], config.family.norms)
+        raise InputError(f"{source}: tensors are missing ({len(missing)}), the first is {first}")
     if unexpected := sorted((stored[name] for name in stored.keys() - shapes.keys()), key=lambda tensor: tensor.name):
         first = unexpected[0]
         raise InputError(f"{first.path}: tensors that no LLaMA has ({len(unexpected)}), the first is {first.name}")

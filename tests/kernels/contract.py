@@ -378,6 +378,6 @@ def is_gemmas_norm(norm, dtype):
 
 
 def every_sub_layer_owns_its_norm(model):
-    norms = [module.weight.data_ptr() for name, module in model.named_modules() if name.endswith("norm")]
+    norms = [weight.data_ptr() for name, weight in model.named_parameters() if name.endswith("norm.weight")]
     expected = 2 * model.config.num_hidden_layers + 1
     assert len(set(norms)) == expected, f"found {len(set(norms))} weights of norms, expected {expected}"

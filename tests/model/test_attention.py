@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels import load_backend
 from model.attention import Attention, KVCache, padded_span, plain_span, step_span
 from model.rope import rotate
 from tests.helpers import CPU
@@ -14,13 +15,13 @@ from tests.helpers import CPU
 @pytest.fixture
 def attention(config):
     torch.manual_seed(0)
-    return Attention(config).double()
+    return Attention(config, load_backend("reference", CPU)).double()
 
 
 @pytest.fixture
 def averaging(config):
     """Attention whose queries are zero, so that each position's output is the mean of the inputs it sees."""
-    attention = Attention(replace(config, num_key_value_heads=4)).double()
+    attention = Attention(replace(config, num_key_value_heads=4), load_backend("reference", CPU)).double()
     torch.nn.init.zeros_(attention.q_proj.weight)
     for projection in (attention.v_proj, attention.o_proj):
         torch.nn.init.eye_(projection.weight)
@@ -69,7 +70,7 @@ def test_attention_is_the_formula_in_float64(config, attention, span, ends):
 def test_query_heads_read_kv_heads_in_groups(config, n_heads, n_kv_heads, reads, cached, span):
     """With kv head i filled with the value i, a query head's output names the head it read."""
     config = replace(config, num_attention_heads=n_heads, num_key_value_heads=n_kv_heads, hidden_size=12 * n_heads)
-    attention = Attention(config).double()
+    attention = Attention(config, load_backend("reference", CPU)).double()
     torch.nn.init.eye_(attention.o_proj.weight)
     values = torch.arange(n_kv_heads).repeat_interleave(12) / config.hidden_size
     attention.v_proj.weight.copy_(values[:, None].expand_as(attention.v_proj.weight))

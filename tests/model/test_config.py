@@ -269,7 +269,7 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_key_and_value(key, value)
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": 1}}, ["truncate", "1"]),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 0.5}, ["rope_theta", "0.5", "yarn"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}, "head_dim": 2}, ["head_dim", "2", "dynamic"]),
-        ({"sliding_window": 4096, "model_type": "llama"}, ["sliding_window", "4096", "mistral"]),
+        ({"sliding_window": 4096, "model_type": "llama"}, ["sliding_window", "4096", "llama"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["rope_parameters", "partial_rotary_factor", "0.5"]),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "long_factor": [1.5]}}, ["long_factor", "1.5", "linear"]),
         ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 64}, ["original_max_position_embeddings is 64"]),
