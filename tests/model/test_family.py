@@ -1,0 +1,182 @@
+"""model/family.py: the families differ from LLaMA as transformers has it, from config.json to the weights' names."""
+
+import inspect
+import json
+import re
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedConfig
+
+from kernels import InputError, in_form, load_backend
+from kernels.probe import is_the_formula
+from model.checkpoint import names
+from model.config import HARMLESS_KEYS, LlamaConfig
+from model.family import FAMILIES
+from model.llama import Llama
+from model.norm import norm_names
+from tests.helpers import CPU
+from tests.model.checkpoint.folders import KINDS, TOKENS, assert_same_logits, load, theirs_of
+
+VALUES = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-3,
+}
+ONE_OF_EACH = ["head_dim of its own", "mistral, window", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3"]
+
+
+def class_of(family):
+    return type(transformers.AutoConfig.for_model(family))
+
+
+def test_one_of_each_family_is_tried():
+    assert {KINDS[kind].get("model_type", "llama") for kind in ONE_OF_EACH} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_config_leaves_out_is_what_transformers_takes(family):
+    ours, theirs = LlamaConfig.from_dict(VALUES | {"model_type": family}), class_of(family)(**VALUES)
+    rope = theirs.rope_parameters
+    assert ours.rope_theta == rope.get("full_attention", rope)["rope_theta"]
+    if ours.rope_local_base_freq is not None:
+        assert ours.rope_local_base_freq == rope["sliding_attention"]["rope_theta"]
+    keys = ["num_key_value_heads", "tie_word_embeddings", "sliding_window", "query_pre_attn_scalar"]
+    for key in [*keys, "attn_logit_softcapping", "final_logit_softcapping"]:
+        assert getattr(ours, key) == getattr(theirs, key, None), key
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 48 // 4)
+    kinds = getattr(theirs, "layer_types", None)
+    assert kinds is None or ours.layer_kinds() == kinds
+    assert theirs.hidden_act if hasattr(theirs, "hidden_act") else theirs.hidden_activation in FAMILIES[family].activation
+
+
+def keys_of(family):
+    """Keys that a family's config takes, and that its code asks a config for."""
+    kind = class_of(family)
+    module = inspect.getmodule(transformers.AutoModelForCausalLM._model_mapping[kind])
+    keys = set(inspect.signature(kind).parameters) | set(inspect.signature(PreTrainedConfig).parameters)
+    for source in (inspect.getsource(kind), inspect.getsource(module)):
+        keys.update(re.findall(r'kwargs\.(?:pop|get)\("(\w+)"', source))
+    return sorted(keys - {"kwargs", *STANDARD})
+
+
+STANDARD = {"position_ids", "num_items_in_batch"}  # arguments of a forward
+
+
+@pytest.mark.parametrize(("family", "key"), [(family, key) for family in FAMILIES for key in keys_of(family)])
+def test_a_key_that_transformers_reads_is_harmless_or_checked(family, key):
+    if key not in HARMLESS_KEYS and key != "max_window_layers":  # which says nothing where use_sliding_window is false
+        with pytest.raises(InputError, match=f'^{key} is "strange"; '):
+            LlamaConfig.from_dict(VALUES | {"model_type": family, key: "strange"})
+
+
+PUBLISHED = {
+    "deepseek-ai/deepseek-llm-7b-base": (
+        {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30,
+         "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+         "rope_theta": 10000.0, "rope_scaling": None, "vocab_size": 102400, "pretraining_tp": 1},
+        6_910_365_696,
+    ),
+    "Qwen/Qwen2.5-0.5B": (
+        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+         "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+         "rope_theta": 1000000.0, "vocab_size": 151936, "tie_word_embeddings": True, "max_window_layers": 24,
+         "sliding_window": 32768, "use_sliding_window": False, "use_mrope": False, "hidden_act": "silu"},
+        494_032_768,
+    ),
+    "Qwen/Qwen3-0.6B": (
+        {"model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+         "rms_norm_eps": 1e-6, "rope_theta": 1000000, "rope_scaling": None, "vocab_size": 151936,
+         "tie_word_embeddings": True, "max_window_layers": 28, "sliding_window": None, "use_sliding_window": False,
+         "attention_bias": False},
+        596_049_920,
+    ),
+    "allenai/OLMo-2-0425-1B": (
+        {"model_type": "olmo2", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+         "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+         "rope_theta": 500000, "rope_scaling": None, "vocab_size": 100352, "attention_bias": False,
+         "tie_word_embeddings": False},
+        1_484_916_736,
+    ),
+    "google/gemma-2b": (
+        {"model_type": "gemma", "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
+         "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 8192,
+         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": 256000, "hidden_act": "gelu",
+         "hidden_activation": None},
+        2_506_172_416,
+    ),
+    "google/gemma-2-2b": (
+        {"model_type": "gemma2", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
+         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": 256000, "sliding_window": 4096,
+         "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+         "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "cache_implementation": "hybrid"},
+        2_614_341_888,
+    ),
+    "google/gemma-3-1b-it": (
+        {"model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 32768,
+         "rms_norm_eps": 1e-6, "rope_theta": 1000000, "rope_local_base_freq": 10000, "rope_scaling": None,
+         "vocab_size": 262144, "sliding_window": 512, "sliding_window_pattern": 6, "query_pre_attn_scalar": 256,
+         "attn_logit_softcapping": None, "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
+         "cache_implementation": "hybrid"},
+        999_885_952,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_load_in_silence_with_their_number_of_parameters(name, capsys):
+    values, count = PUBLISHED[name]
+    config = LlamaConfig.from_dict(values)
+    with torch.device("meta"):
+        model = Llama(config, load_backend("reference", CPU))
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert capsys.readouterr().err == ""
+    assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+@torch.no_grad()
+def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
+    theirs = theirs_of(config, torch.bfloat16, **KINDS[kind])
+    theirs.save_pretrained(tmp_path)
+    found, expected = load(tmp_path)(TOKENS), theirs(TOKENS).logits
+    assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "gemma3"])
+@torch.no_grad()
+def test_names_of_norms_that_are_swapped_are_noticed(tmp_path, config, kind, monkeypatch):
+    """The trap: all norms have one shape, so LLaMA's reading of the names loads without an error."""
+    theirs = theirs_of(config, **KINDS[kind])
+    theirs.save_pretrained(tmp_path)
+    assert_same_logits(load(tmp_path)(TOKENS), theirs(TOKENS).logits)
+    side = FAMILIES[theirs.config.model_type].norms
+    (first, ours), (second, others) = list(names.NORMS[side].items())[-2:]
+    monkeypatch.setitem(names.NORMS, side, names.NORMS[side] | {first: others, second: ours})
+    with pytest.raises(AssertionError):
+        assert_same_logits(load(tmp_path)(TOKENS), theirs(TOKENS).logits)
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_the_norms_of_a_fresh_model_scale_by_1(tmp_path, config, kind):
+    theirs_of(config, **KINDS[kind]).save_pretrained(tmp_path)
+    model = Llama(load(tmp_path).config, load_backend("reference", CPU))
+    form, parameters = model.config.family.form, dict(model.named_parameters())
+    weights = [parameters[name.replace("layers.", "", 0)] for name in parameters if name.endswith("norm.weight")]
+    assert len(weights) == len(norm_names(model))
+    assert all((weight == 1 - form.offset).all() for weight in weights)
+    assert is_the_formula(model.norm.backend, 48, 3e-3, CPU, form)
+
+
+def test_a_norm_of_ones_own_that_has_no_form_is_refused_by_name(config):
+    norm = load_backend("tests.norms:layer_norm", CPU)
+    with pytest.raises(InputError, match="layer_norm"):
+        in_form(norm, FAMILIES["gemma"].form)
