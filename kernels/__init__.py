@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernels.form import LLAMA, Form
 
 if TYPE_CHECKING:
     import torch
@@ -41,32 +45,33 @@ class Backend(NamedTuple):
     add_rms_norm(x, residual, weight, eps) -> (y, h), where h = x + residual and y is the norm of h.
     """
 
-    description: str  # for the person at the terminal: the name, and how it runs here
+    description: str  # for the person at the terminal: the name, how it runs here, and a form that is not LLaMA's
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def load_backend(name: str, device: torch.device) -> Backend:
+def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
     """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
 
+    Its functions compute the norm in this `form`, which they are called without.
     `name@dtype` is the same backend on inputs rounded to that dtype, as a residual stream in half precision has them.
-    Raises InputError when there is no such backend, or when it can't run here.
+    Raises InputError when there is no such backend, or when it can't run here or in this form.
     """
     interpret_without_gpu()
     if "@" in name:
         name, _, dtype = name.rpartition("@")
         if dtype not in DTYPES:
             raise InputError(f"norm '{name}@{dtype}': expected one of {', '.join(DTYPES)} after the @")
-        return _rounded(load_backend(name, device), dtype)
+        return _rounded(load_backend(name, device, form), dtype)
     if name == "auto":
         name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
-        return _own_backend(name)
+        return _own_backend(name, form)
     if name not in BACKENDS:
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
-    return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm)
+    return _in_form(Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm), form)
 
 
 def interpret_without_gpu() -> None:
@@ -95,7 +100,14 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     return everyday if triton is None else (*everyday, triton.TritonError)
 
 
-def _own_backend(name: str) -> Backend:
+def _in_form(backend: Backend, form: Form) -> Backend:
+    if form == LLAMA:
+        return backend
+    bound = (partial(function, **form._asdict()) for function in backend[1:])
+    return Backend(f"{backend.description}, {form}", *bound)
+
+
+def _own_backend(name: str, form: Form) -> Backend:
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
         sys.path.append(os.getcwd())
@@ -115,18 +127,38 @@ def _own_backend(name: str) -> Backend:
     # (x, residual, weight, eps) -> (y, h), if there is one
     fused: Callable[..., Any] | None = getattr(module, f"add_{function_name}", None)
     if callable(fused):
-        return Backend(f"{name} and its add_{function_name}", function, fused)
-    return Backend(name, function, add_then(function))
+        backend = Backend(f"{name} and its add_{function_name}", function, fused)
+    else:
+        backend = Backend(name, function, add_then(function))
+    if form != LLAMA:
+        _check_form(name, backend, form)
+    return _in_form(backend, form)
+
+
+def _check_form(name: str, backend: Backend, form: Form) -> None:
+    """Raise InputError if a function of the user's own does not take the form."""
+    plain = name.partition(":")[2]
+    for function, called, inputs in (
+        (backend.rms_norm, plain, ["x", "weight", "eps"]),
+        (backend.add_rms_norm, f"add_{plain}", ["x", "residual", "weight", "eps"]),
+    ):
+        try:
+            inspect.signature(function).bind(*inputs, **form._asdict())
+        except (TypeError, ValueError) as error:  # ValueError: a builtin that does not say what it takes
+            raise InputError(
+                f"norm '{name}': {called} does not take this form of the norm: {form}; "
+                f"expected {called}({', '.join([*inputs, *form._fields])}), or use --norm torch"
+            ) from error
 
 
 def add_then(
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
-) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    rms_norm: Callable[..., Tensor],
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The two steps of add_rms_norm, for a norm without a kernel that does both."""
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, **form: Any) -> tuple[Tensor, Tensor]:
         h = x + residual
-        return rms_norm(h, weight, eps), h
+        return rms_norm(h, weight, eps, **form), h
 
     return add_rms_norm
 
