@@ -26,9 +26,10 @@ def is_the_formula(norm: Backend, hidden_size: int, eps: float, device: torch.de
     x, residual = (sizes * (torch.randn(2, 3, hidden_size, generator=generator) + 0.5) for _ in range(2))
     weight = torch.rand(hidden_size, generator=generator) / 2 + 0.25  # far from 0 and from 1
     x_wide, residual_wide, weight_wide = (tensor.double() for tensor in (x, residual, weight))
+    options = form._asdict()
     expected = (
-        reference.rms_norm(x_wide, weight_wide, eps, *form),
-        *reference.add_rms_norm(x_wide, residual_wide, weight_wide, eps, *form),
+        reference.rms_norm(x_wide, weight_wide, eps, **options),
+        *reference.add_rms_norm(x_wide, residual_wide, weight_wide, eps, **options),
     )
     x, residual, weight = (tensor.to(device) for tensor in (x, residual, weight))
     # A norm under torch.compile runs uncompiled: it would be compiled for these shapes, and again for the model's.
