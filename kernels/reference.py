@@ -40,10 +40,11 @@ def normalize(x: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(mean_square + eps)
 
 
-def scale(x_hat: Tensor, weight: Tensor, offset: float) -> Tensor:
-    """x_hat times offset + weight, in the dtype of the statistics."""
+def scale(x_hat: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
+    """x_hat times offset + weight, rounded to x_hat's dtype."""
     wide = wide_dtype(x_hat)
-    return x_hat.to(wide) * (weight.to(wide) + offset if offset else weight.to(wide))
+    wide_weight = weight.to(wide) + offset if offset else weight.to(wide)
+    return (x_hat.to(wide) * wide_weight).to(x_hat.dtype)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

@@ -16,8 +16,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_o
     dtype = wide_dtype(x)
     if offset:
         weight = weight.to(dtype) + offset
-    if round_once:
-        return F.rms_norm(x.to(dtype), x.shape[-1:], weight.to(dtype), eps).to(x.dtype)
+    if round_once:  # in one kernel where the dtypes agree; torch 2.6 rounds in between
+        inside = x.dtype if TORCH_2_13 and weight.dtype == x.dtype else dtype
+        return F.rms_norm(x.to(inside), x.shape[-1:], weight.to(inside), eps).to(x.dtype)
     wide = x if TORCH_2_13 else x.to(dtype)  # torch 2.6 rounds the root to half precision before the product
     # eps is always passed: without it F.rms_norm takes the machine epsilon of the dtype.
     x_hat = F.rms_norm(wide, x.shape[-1:], eps=eps).to(x.dtype)  # autocast may have widened it
