@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kernels.form import LLAMA, Form
 
 if TYPE_CHECKING:
     import torch
@@ -41,32 +45,33 @@ class Backend(NamedTuple):
     add_rms_norm(x, residual, weight, eps) -> (y, h), where h = x + residual and y is the norm of h.
     """
 
-    description: str  # for the person at the terminal: the name, and how it runs here
+    description: str  # for the person at the terminal: the name, how it runs here, and a form that is not LLaMA's
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def load_backend(name: str, device: torch.device) -> Backend:
+def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
     """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
 
+    Its functions compute the norm in this `form`, which they are called without.
     `name@dtype` is the same backend on inputs rounded to that dtype, as a residual stream in half precision has them.
-    Raises InputError when there is no such backend, or when it can't run here.
+    Raises InputError when there is no such backend, or when it can't run here or in this form.
     """
     interpret_without_gpu()
     if "@" in name:
         name, _, dtype = name.rpartition("@")
         if dtype not in DTYPES:
             raise InputError(f"norm '{name}@{dtype}': expected one of {', '.join(DTYPES)} after the @")
-        return _rounded(load_backend(name, device), dtype)
+        return in_form(_rounded(load_backend(name, device), dtype), form)
     if name == "auto":
         name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
-        return _own_backend(name)
+        return in_form(_own_backend(name), form)
     if name not in BACKENDS:
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
-    return Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm)
+    return in_form(Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm), form)
 
 
 def interpret_without_gpu() -> None:
@@ -95,6 +100,22 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     return everyday if triton is None else (*everyday, triton.TritonError)
 
 
+def in_form(backend: Backend, form: Form) -> Backend:
+    """The backend bound to a form of the norm. Raises InputError for a function of the user's own that takes none."""
+    if form == LLAMA:
+        return backend
+    for function, inputs in zip(backend[1:], (("x", "weight", "eps"), ("x", "residual", "weight", "eps")), strict=True):
+        try:
+            inspect.signature(function).bind(*inputs, **form._asdict())
+        except (TypeError, ValueError) as error:  # ValueError: a builtin that does not say what it takes
+            raise InputError(
+                f"norm '{backend.description}' does not take this form of the norm: {form}; expected a function of "
+                f"{', '.join([*inputs, *form._fields])}, or use --norm torch"
+            ) from error
+    bound = (partial(function, **form._asdict()) for function in backend[1:])
+    return Backend(f"{backend.description}, {form}", *bound)
+
+
 def _own_backend(name: str) -> Backend:
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
@@ -120,25 +141,15 @@ def _own_backend(name: str) -> Backend:
 
 
 def add_then(
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor],
-) -> Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]:
+    rms_norm: Callable[..., Tensor],
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """The two steps of add_rms_norm, for a norm without a kernel that does both."""
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, **form: Any) -> tuple[Tensor, Tensor]:
         h = x + residual
-        return rms_norm(h, weight, eps), h
+        return rms_norm(h, weight, eps, **form), h
 
     return add_rms_norm
-
-
-def in_form(backend: Backend, form: tuple) -> Backend:
-    import functools
-
-    if not any(form):
-        return backend
-
-    f = functools.partial(backend.rms_norm, **form._asdict())
-    return Backend(backend.description, f, add_then(f))
 
 
 def _rounded(backend: Backend, dtype_name: str) -> Backend:
@@ -146,11 +157,13 @@ def _rounded(backend: Backend, dtype_name: str) -> Backend:
 
     dtype = getattr(torch, dtype_name)
 
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return backend.rms_norm(x.to(dtype), weight, eps).to(x.dtype)
+    @wraps(backend.rms_norm)
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, **form: Any) -> Tensor:
+        return backend.rms_norm(x.to(dtype), weight, eps, **form).to(x.dtype)
 
-    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        y, h = backend.add_rms_norm(x.to(dtype), residual.to(dtype), weight, eps)
+    @wraps(backend.add_rms_norm)
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, **form: Any) -> tuple[Tensor, Tensor]:
+        y, h = backend.add_rms_norm(x.to(dtype), residual.to(dtype), weight, eps, **form)
         return y.to(x.dtype), h.to(residual.dtype)
 
     return Backend(f"{backend.description}, on {dtype_name}", rms_norm, add_rms_norm)

@@ -18,10 +18,13 @@ if TORCH_2_13:
     rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
     add_rms_norm = torch.compile(reference.add_rms_norm, **OPTIONS)
 else:  # on a CPU it drops that rounding all the same, unless the graph ends there
-    _normalize = torch.compile(reference.normalize, **OPTIONS)
+    _normalize = torch.compile(lambda x, eps: reference.normalize(x, eps).to(x.dtype), **OPTIONS)
+    _rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
 
-    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return reference.scale(_normalize(x, eps), weight)
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
+        if round_once:
+            return _rms_norm(x, weight, eps, offset, round_once)
+        return reference.scale(_normalize(x, eps), weight, offset)
 
     add_rms_norm = add_then(rms_norm)
 

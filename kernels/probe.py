@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import Backend, InputError, reference
+from kernels.form import LLAMA, Form
 
 # In bfloat16 the formula is off by up to 0.9 %, and by 1.4 % in Triton's interpreter, which truncates. Norms of another
 # kind are further off on the rows below: LayerNorm, an eps ten times off, 1 + weight, statistics of another axis.
@@ -13,11 +14,11 @@ BOUND = 0.02
 
 
 @torch.no_grad()
-def is_the_formula(norm: Backend, hidden_size: int, eps: float, device: torch.device) -> bool:
+def is_the_formula(norm: Backend, hidden_size: int, eps: float, device: torch.device, form: Form = LLAMA) -> bool:
     """True if rms_norm and add_rms_norm of `norm` are within 2 % of the formula on float32 rows (2, 3, hidden_size).
 
-    Errors are measured against the largest element of their row. NaN is not the formula. Raises InputError for other
-    shapes than x's, and what the norm itself raises. The random state stays as it was.
+    The formula is that of `form`. Errors are measured against the largest element of their row. NaN is not the formula.
+    Raises InputError for other shapes than x's, and what the norm itself raises. The random state stays as it was.
     """
     generator = torch.Generator().manual_seed(0)
     # Rows with a mean, in six sizes, where eps is felt in the smaller ones. float16 holds little below 1e-4.
@@ -25,9 +26,10 @@ def is_the_formula(norm: Backend, hidden_size: int, eps: float, device: torch.de
     x, residual = (sizes * (torch.randn(2, 3, hidden_size, generator=generator) + 0.5) for _ in range(2))
     weight = torch.rand(hidden_size, generator=generator) / 2 + 0.25  # far from 0 and from 1
     x_wide, residual_wide, weight_wide = (tensor.double() for tensor in (x, residual, weight))
+    options = form._asdict()
     expected = (
-        reference.rms_norm(x_wide, weight_wide, eps),
-        *reference.add_rms_norm(x_wide, residual_wide, weight_wide, eps),
+        reference.rms_norm(x_wide, weight_wide, eps, **options),
+        *reference.add_rms_norm(x_wide, residual_wide, weight_wide, eps, **options),
     )
     x, residual, weight = (tensor.to(device) for tensor in (x, residual, weight))
     # A norm under torch.compile runs uncompiled: it would be compiled for these shapes, and again for the model's.

@@ -6,8 +6,9 @@ RMSNorm is by Biao Zhang and Rico Sennrich, "Root Mean Square Layer Normalizatio
     x_hat = x * rsqrt(mean(x^2) + eps)        every statistic in float32 (float64 for a float64 x)
     y     = x_hat rounded to x's dtype, times weight, rounded to x's dtype
 
-In half precision the first rounding matters: multiplying in float32 and rounding once, as nn.RMSNorm does
-with its weight, changes the last bit of about one element in four.
+Other models have another form (kernels/form.py). `offset`, Gemma's 1, is added to the weight in float32. `round_once`,
+as in nn.RMSNorm, OLMo 2 and Gemma, leaves the first rounding out; in half precision that changes the last bit of about
+one element in four.
 
 eps is positive and finite. A row whose squares add up to more than float32's largest number, 3.4e38, gives 0.
 """
@@ -21,32 +22,29 @@ from kernels import add_then
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
-    """Normalise the last axis of x, (..., D), to a root mean square of 1, and scale it by weight, (D,).
+    """Normalise the last axis of x, (..., D), to a root mean square of 1, and scale it by offset + weight, (D,).
 
     The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
     """
-    if offset or round_once:
-        wide = x.to(wide_dtype(x))
-        x_hat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        x_hat = x_hat if round_once else x_hat.to(x.dtype).to(wide.dtype)
-        return (x_hat * (offset + weight.to(wide.dtype))).to(x.dtype)
-    return scale(normalize(x, eps), weight)
+    x_hat = normalize(x, eps)
+    return scale(x_hat if round_once else x_hat.to(x.dtype), weight, offset).to(x.dtype)
 
 
 add_rms_norm = add_then(rms_norm)  # (y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h)
 
 
 def normalize(x: Tensor, eps: float) -> Tensor:
-    """x_hat, rounded to x's dtype."""
+    """x_hat in the dtype of the statistics."""
     wide = x.to(wide_dtype(x))
     mean_square = wide.square().mean(-1, keepdim=True)  # (..., 1)
-    return (wide * torch.rsqrt(mean_square + eps)).to(x.dtype)
+    return wide * torch.rsqrt(mean_square + eps)
 
 
-def scale(x_hat: Tensor, weight: Tensor) -> Tensor:
-    """x_hat times weight, rounded to x_hat's dtype."""
+def scale(x_hat: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
+    """x_hat times offset + weight, rounded to x_hat's dtype."""
     wide = wide_dtype(x_hat)
-    return (x_hat.to(wide) * weight.to(wide)).to(x_hat.dtype)
+    wide_weight = weight.to(wide) + offset if offset else weight.to(wide)
+    return (x_hat.to(wide) * wide_weight).to(x_hat.dtype)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

@@ -1,9 +1,9 @@
 """RMSNorm in Triton, forward and backward, alone or fused with the residual's addition.
 
-The formula and its order of rounding are those of kernels/reference.py. With x_hat = h * rstd, h = x + residual:
+Formula and forms are those of kernels/reference.py. With h = x + residual, x_hat = h * rstd and w = offset + weight:
 
-    dx      = rstd * (weight * dy - x_hat * mean(x_hat * weight * dy)) + dh
-    dweight = sum over rows of dy * (x_hat rounded to h's dtype)
+    dx      = rstd * (w * dy - x_hat * mean(x_hat * w * dy)) + dh
+    dweight = sum over rows of dy * (x_hat, rounded to h's dtype unless round_once)
 
 The kernels work on tiles of [ROWS, COLS]. A row that fits the registers is one tile wide and is read once. A wider
 one is walked over in tiles: forward reads it a second time, from the cache, to scale it; backward finds the means in
@@ -73,11 +73,11 @@ def _row_pointers(pointer, outer_stride, inner_stride, rows, n_inner, ALIGN: tl.
 
 
 @triton.jit
-def _load_weight(weight_ptr, cols, D: tl.constexpr, UNIT_OFFSET: tl.constexpr, WIDE: tl.constexpr):
-    """The weight, (1, COLS), plus 1 if UNIT_OFFSET, in the dtype WIDE."""
+def _load_weight(weight_ptr, cols, D: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr):
+    """OFFSET + weight, (1, COLS), in the dtype WIDE."""
     weight = tl.load(weight_ptr + cols, mask=cols < D, other=0.0).to(WIDE)
-    if UNIT_OFFSET:
-        weight += 1.0
+    if OFFSET != 0.0:
+        weight += OFFSET
     return weight
 
 
@@ -86,7 +86,7 @@ def _forward_kernel(
     x_ptr, x_outer, x_inner, residual_ptr, residual_outer, residual_inner,
     weight_ptr, y_ptr, h_ptr, rstd_ptr, n_rows, n_inner,
     D: tl.constexpr, ALIGN: tl.constexpr, X_COL: tl.constexpr, RESIDUAL_COL: tl.constexpr, EPS: tl.constexpr,
-    ADD: tl.constexpr, WEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
+    ADD: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr, ROUND_ONCE: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """y, rstd and, if ADD, h = x + residual."""
@@ -124,7 +124,7 @@ def _forward_kernel(
                 h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)
         y = h * rstd
         if WEIGHT:
-            weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
+            weight = _load_weight(weight_ptr, cols, D, OFFSET, wide)
             if not ROUND_ONCE:
                 y = y.to(narrow).to(wide)
             y *= weight
@@ -135,7 +135,7 @@ def _forward_kernel(
 def _projection_kernel(
     dy_ptr, dy_outer, dy_inner, h_ptr, h_outer, h_inner, weight_ptr, rstd_ptr, projection_ptr, n_rows, n_inner,
     D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, H_COL: tl.constexpr, WEIGHT: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    OFFSET: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
     wide = rstd_ptr.dtype.element_ty
@@ -149,7 +149,7 @@ def _projection_kernel(
         h = tl.load(h_rows + cols * H_COL, mask=in_tile, other=0.0).to(wide)
         dy = tl.load(dy_rows + cols * DY_COL, mask=in_tile, other=0.0).to(wide)
         if WEIGHT:
-            dy *= _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
+            dy *= _load_weight(weight_ptr, cols, D, OFFSET, wide)
         products += h * dy
     rstd = tl.load(rstd_ptr + rows, mask=rows < n_rows, other=0.0)
     projection = tl.sum(products, axis=1, keep_dims=True) * rstd / D
@@ -161,7 +161,7 @@ def _backward_kernel(
     dy_ptr, dy_outer, dy_inner, dh_ptr, dh_outer, dh_inner, h_ptr, h_outer, h_inner,
     weight_ptr, rstd_ptr, projection_ptr, dx_ptr, partial_ptr, n_rows, n_inner, n_steps,
     D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, DH_COL: tl.constexpr, H_COL: tl.constexpr,
-    ADD: tl.constexpr, WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    ADD: tl.constexpr, WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and of dweight one sum for each program, which walks over every n-th tile of its columns.
@@ -173,7 +173,7 @@ def _backward_kernel(
     program = tl.program_id(0)
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     if WEIGHT:
-        weight = _load_weight(weight_ptr, cols, D, UNIT_OFFSET, wide)
+        weight = _load_weight(weight_ptr, cols, D, OFFSET, wide)
     dweight = tl.full((ROWS, COLS), 0.0, wide)
     for step in tl.range(0, n_steps, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]  (Triton's stub)
         rows = ((step * tl.num_programs(0) + program) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -269,7 +269,7 @@ def _empty_outputs(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor, 
 
 
 def launch_forward(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, unit_offset: bool, round_once: bool
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float, round_once: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y and h of x's shape, and rstd = 1 / sqrt(mean(h^2) + eps) of shape x.shape[:-1]. No residual: h is empty."""
     y, h, rstd = _empty_outputs(x, residual)
@@ -284,14 +284,14 @@ def launch_forward(
             *_pointers(align, x, r),
             h if weight is None else weight.contiguous(), y, h, rstd, rstd.numel(), x.shape[1],
             D=int(x.shape[2]), ALIGN=align, X_COL=x.stride(2), RESIDUAL_COL=r.stride(2), EPS=eps,
-            ADD=residual is not None, WEIGHT=weight is not None, UNIT_OFFSET=unit_offset, ROUND_ONCE=round_once, **tile,
+            ADD=residual is not None, WEIGHT=weight is not None, OFFSET=offset, ROUND_ONCE=round_once, **tile,
         )  # fmt: skip
     return y, h, rstd
 
 
 def launch_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, rstd: Tensor,
-    unit_offset: bool, round_once: bool, wants_dweight: bool,
+    offset: float, round_once: bool, wants_dweight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dx of h's shape and dtype, and dweight of the weight's; dweight is empty unless it is wanted."""
     dx, dweight = _empty_gradients(h, weight, wants_dweight)
@@ -303,7 +303,7 @@ def launch_backward(
     g = others[0] if others else unused.view(-1, 1, 1)
     w = unused if weight is None else weight.contiguous()
     shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
-    shared |= {"WEIGHT": weight is not None, "UNIT_OFFSET": unit_offset}
+    shared |= {"WEIGHT": weight is not None, "OFFSET": offset}
     aligned = align * h.element_size() >= 16
     tile = _tile(n_rows, h, 1024, 8192, part=4096, aligned=aligned)
     # How many tiles are under way: as many as shared memory holds on every GPU. Loads of less than 128 bits don't pay.
@@ -344,7 +344,7 @@ def _differentiable(operator: Any, fake: Callable, backward: Callable, setup_con
 
 
 def _save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, residual, weight, _, ctx.unit_offset, ctx.round_once = inputs
+    x, residual, weight, _, ctx.offset, ctx.round_once = inputs
     _, h, rstd = output
     ctx.adds = residual is not None
     ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
@@ -360,7 +360,7 @@ def _backward(ctx: Any, dy: Tensor | None, dh: Tensor | None, _: None) -> tuple:
         dh = None  # of an empty h
     dx, dweight = dh, None
     if dy is not None:
-        options = ctx.unit_offset, ctx.round_once, wants_dweight
+        options = ctx.offset, ctx.round_once, wants_dweight
         dx, dweight = _rms_norm_backward(dy, dh, *ctx.saved_tensors, *options)
     # Where x or the residual is narrower than h, autograd itself casts to its dtype.
     return dx, dx if ctx.adds else None, dweight if wants_dweight else None, None, None, None
@@ -388,30 +388,27 @@ _rms_norm_backward = _differentiable(
 )
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor | None, eps: float, *, unit_offset: bool = False, round_once: bool = False
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
     """The contract of kernels/reference.py, in one kernel forward and one backward.
 
-    unit_offset multiplies by 1 + weight, formed in float32; round_once multiplies before the only rounding. Both
-    together are Gemma's norm; round_once alone is nn.RMSNorm. Without a weight, y is x_hat.
+    Without a weight, y is x_hat.
     Raises ValueError for shapes and dtypes that don't fit, and for an eps that is not positive and finite.
     """
-    _check(x, None, weight, eps, unit_offset)
-    return _rms_norm(x, None, weight, eps, unit_offset, round_once)[0]
+    _check(x, None, weight, eps, offset)
+    return _rms_norm(x, None, weight, eps, offset, round_once)[0]
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, *,
-    unit_offset: bool = False, round_once: bool = False,
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float,
+    offset: float = 0.0, round_once: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h), in one kernel forward and one backward."""
-    _check(x, residual, weight, eps, unit_offset)
-    y, h, _ = _rms_norm(x, residual, weight, eps, unit_offset, round_once)
+    _check(x, residual, weight, eps, offset)
+    y, h, _ = _rms_norm(x, residual, weight, eps, offset, round_once)
     return y, h
 
 
-def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, unit_offset: bool) -> None:
+def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float, offset: float) -> None:
     shapes_fit = x.dim() > 0 and (weight is None or weight.shape == x.shape[-1:])
     shapes_fit &= residual is None or residual.shape == x.shape
     tensors = [t for t in (x, residual, weight) if t is not None]
@@ -421,5 +418,5 @@ def _check(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float
         raise ValueError(f"rms_norm got {found}; expected {expected}")
     if not 0 < eps < math.inf:
         raise ValueError(f"rms_norm got eps {eps}; expected a positive, finite number")
-    if unit_offset and weight is None:
-        raise ValueError("rms_norm: unit_offset adds 1 to a weight, and there is none")
+    if offset and weight is None:
+        raise ValueError("rms_norm: offset is added to a weight, and there is none")

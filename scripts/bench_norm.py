@@ -30,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import BACKENDS, DTYPES, USAGE, Backend, InputError, kernel_errors
+from kernels.form import FORMS, LLAMA, Form
 from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
 
 PEERS = ["torch_fused", "layer_norm", "liger", "quack"]  # of scripts/peers.py, which imports torch
@@ -41,6 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--norms", help=f"comma-separated: {', '.join(PEERS)}, {USAGE} (default: all that can be timed here)")
+    add("--form", choices=FORMS, default="llama", help="form of the norm; torch is nn.RMSNorm's (default: llama)")
     add("--widths", type=whole_numbers, help="D, comma-separated (default: 256,1024,4096; on a GPU 1024 to 16384)")
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--megabytes", type=positive(float), help="size of x, whatever D (default: 4; on a GPU 64)")
@@ -81,7 +83,7 @@ Tensors = tuple[Tensor, ...]  # x, residual, weight, dy and dh
 Steps = list[Callable[[], Any]]  # the last is timed, one before it isn't; the first returns the forward's outputs
 
 
-def load_norms(names: str | None, device: torch.device) -> Norms:
+def load_norms(names: str | None, device: torch.device, form: Form = LLAMA) -> Norms:
     """The norms to time, by name. A default that can't run is left out with a line, and so is Triton's interpreter.
 
     Raises InputError for a norm that the user names and that can't run, and if none is left.
@@ -89,7 +91,7 @@ def load_norms(names: str | None, device: torch.device) -> Norms:
     norms = {}
     for name in [*BACKENDS, *peers.installed()] if names is None else names_in(names):
         try:
-            norm = peers.load(name, device)
+            norm = peers.load(name, device, form)
         except InputError as error:
             if names is not None:
                 raise
@@ -132,7 +134,7 @@ def make_steps(norm: Backend, pass_name: str, tensors: Tensors) -> Steps:
     return [before, backward] if pass_name.endswith("backward") else [forward]
 
 
-def warm_up(steps: Steps, tensors: Tensors) -> Result:
+def warm_up(steps: Steps, tensors: Tensors, form: Form) -> Result:
     """Run the steps untimed. Returns the distance of their y and h from the formula and, on a GPU, the peak of memory.
 
     The distance is relative, to the formula in float64, and taken over about 64 of the rows; the peak is in bytes,
@@ -149,7 +151,7 @@ def warm_up(steps: Steps, tensors: Tensors) -> Result:
     result = {"peak_bytes": torch.cuda.max_memory_allocated() - there} if x.is_cuda else {}
     some = slice(None, None, max(1, len(x) // 64))
     h = (x if len(outputs) == 1 else x + residual)[some].double()
-    pairs = zip(outputs, (reference.rms_norm(h, weight.double(), EPS), h), strict=False)
+    pairs = zip(outputs, (reference.rms_norm(h, weight.double(), EPS, *form), h), strict=False)
     distance = torch.stack([(y[some] - wanted).norm() / wanted.norm() for y, wanted in pairs]).max().item()
     return result | {"distance": distance, "same_function": distance < SAME}
 
@@ -182,7 +184,9 @@ def time_last(steps: Steps, mode: str, other: Tensor) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def measure(pass_name: str, mode: str, norms: Norms, tensors: Tensors, other: Tensor, repeats: int) -> list[Result]:
+def measure(
+    pass_name: str, mode: str, norms: Norms, tensors: Tensors, other: Tensor, repeats: int, form: Form = LLAMA
+) -> list[Result]:
     """One pass over one size: a row of results for the copy, and one for each norm."""
     x, _, weight, *_ = tensors
     n_x, n_weight = FLOOR[pass_name]
@@ -194,7 +198,7 @@ def measure(pass_name: str, mode: str, norms: Norms, tensors: Tensors, other: Te
     for name, norm in norms.items():
         steps = make_steps(norm, pass_name, tensors)
         try:
-            results[name] = warm_up(steps, tensors)
+            results[name] = warm_up(steps, tensors, form)
             ready[name] = capture(steps) if mode == "graph" else steps
         except kernel_errors() as error:
             reason = (str(error).strip() or "no reason given").splitlines()[0]
@@ -231,7 +235,7 @@ def measure_all(args: argparse.Namespace, norms: Norms, device: torch.device) ->
             tensors = make_tensors(rows, width, dtypes, device)
             for pass_name, mode in calls:
                 bar.set_description(f"{pass_name}, {mode}, {rows} x {width}")
-                results += measure(pass_name, mode, norms, tensors, other, args.repeats)
+                results += measure(pass_name, mode, norms, tensors, other, args.repeats, FORMS[args.form])
                 bar.update()
     return results
 
@@ -247,7 +251,7 @@ def main() -> None:
     args.weight_dtype = args.weight_dtype or args.dtype
     if args.mode != "eager" and device.type != "cuda":
         raise InputError(f"--mode {args.mode}: a CUDA graph needs a GPU and the device is {device}; use --mode eager")
-    norms = load_norms(args.norms, device)
+    norms = load_norms(args.norms, device, FORMS[args.form])
     make_folder("--out", args.out)
     results = measure_all(args, norms, device)
 
@@ -255,8 +259,9 @@ def main() -> None:
     arguments = {name: str(value) for name, value in vars(args).items()}
     result = {"machine": machine, "arguments": arguments, "results": results}
     (args.out / "norm.json").write_text(json.dumps(result, indent=1) + "\n")
+    form = "" if args.form == "llama" else f", form {args.form}"
     undrawn = why_not_drawn(plot, results, args.out / "norm.png")
-    print(machine, f"x in {args.dtype}, weight in {args.weight_dtype}", *report(results), sep="\n")
+    print(machine, f"x in {args.dtype}, weight in {args.weight_dtype}{form}", *report(results), sep="\n")
     say(f"wrote {args.out / 'norm.json'}")
     say(undrawn or f"drew {args.out / 'norm.png'}")
 

@@ -45,6 +45,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError, kernel_errors
+from kernels.form import FORMS
 from model.cli import Parser, make_folder, positive, run, say, whole_numbers
 from scripts.codegen.targets import CASES, N_ROWS, SHAPE, TARGETS, version_of
 
@@ -99,6 +100,7 @@ def parse_args() -> argparse.Namespace:
     add, few, plain = parser.add_argument, ",".join(map(str, FEW_WIDTHS)), ",".join(PLAIN)
     add("--targets", type=names_of(TARGETS, "target"), help=f"of {','.join(TARGETS)} (default: all that Triton knows)")
     add("--cases", type=names_of(CASES, "case"), help=f"dtypes and options (default: {','.join(CASES)})")
+    add("--form", choices=FORMS, help="form of the norm in every case (default: llama, but gemma in the case gemma)")
     add("--passes", type=names_of(PASSES, "pass"), default=",".join(PASSES), help="what is compiled")
     add("--widths", type=whole_numbers, help=f"D (default: 64 to 131072; {few} for other cases than {plain})")
     add("--jobs", type=positive(int), default=os.cpu_count(), help="processes")
@@ -121,16 +123,18 @@ def set_cache(folder: str) -> None:
     os.environ["TRITON_CACHE_DIR"] = folder
 
 
-def compile_and_check(target: str, case_name: str, width: int, steps: list[str]) -> list[Kernel]:
-    """All kernels of these passes."""
-    found = []
+def compile_and_check(target: str, case_name: str, width: int, steps: list[str], form: str | None) -> list[Kernel]:
+    """All kernels of these passes; `form` is a name, or None for the case's own."""
+    found, case = [], CASES[case_name]
+    if form:
+        case = case._replace(form=FORMS[form])
     for step in steps:
         call = {"target": target, "step": step, "case": case_name, "width": width}
         try:
-            launches, floor, again = launches_of(step, target, CASES[case_name], width)
+            launches, floor, again = launches_of(step, target, case, width)
             kernels = [inspect(launch, floor=floor, **call) for launch in launches] or [Kernel(**call, name="nothing")]
             moved = sum(kernel.moved for kernel in kernels)
-            aligned = width * getattr(torch, CASES[case_name].x).itemsize % 16 == 0
+            aligned = width * getattr(torch, case.x).itemsize % 16 == 0
             most = floor if width <= (READ_ONCE if aligned else READ_ONCE // 2) else floor + again
             if not floor / MARGIN <= moved <= most * MARGIN:
                 fault = f"moves {moved:.2f} bytes an element, and the floor is {floor:.2f}, the most {most:.2f}"
@@ -274,7 +278,7 @@ def main() -> None:
         say(text)
     targets, widths = args.targets or known, args.widths or WIDTHS
     tasks = [
-        (target, case, width, args.passes)
+        (target, case, width, args.passes, args.form)
         for width in widths
         for case in args.cases or CASES
         for target in targets
@@ -299,7 +303,7 @@ def main() -> None:
     order = [list(PASSES), list(CASES), sorted(widths), list(TARGETS)]
     found.sort(key=lambda k: [row.index(v) for row, v in zip(order, (k.step, k.case, k.width, k.target), strict=True)])
     if args.json:
-        result = {"triton": triton.__version__, "kernels": [asdict(kernel) for kernel in found]}
+        result = {"triton": triton.__version__, "form": args.form, "kernels": [asdict(kernel) for kernel in found]}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
     for step in args.passes:
@@ -315,7 +319,8 @@ def main() -> None:
     for k in failed:
         where = f"{k.target} {k.step} {k.case} D={k.width} {k.name} {k.tile} {k.warps} warps"
         print(f"FAILS {where}: {'; '.join(k.faults)}")
-    print(f"{len(found)} kernels for {', '.join(targets)}: {f'{len(failed)} fail' if failed else 'all pass'}")
+    what = f"kernels in the form {args.form}" if args.form else "kernels"
+    print(f"{len(found)} {what} for {', '.join(targets)}: {f'{len(failed)} fail' if failed else 'all pass'}")
     sys.exit(1 if failed else 0)
 
 

@@ -11,9 +11,9 @@ from model.cli import rank
 from model.training.run_folder import newest_step
 
 
-def noisy(x, weight, eps):
+def noisy(x, weight, eps, **form):
     """A norm with random rounding, as kernels in low precision have it: the run depends on every random number."""
-    return reference.rms_norm(x, weight, eps) * (1 + 1e-3 * torch.rand_like(x))
+    return reference.rms_norm(x, weight, eps, **form) * (1 + 1e-3 * torch.rand_like(x))
 
 
 def infinite_gradient(x, weight, eps):

@@ -97,17 +97,16 @@ def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[La
     weight = torch.empty(width, dtype=getattr(torch, case.weight), device="meta") if case.weight else None
     wide = torch.promote_types(x.dtype, residual.dtype)
     rstd = torch.empty(SHAPE, device="meta")
-    options = case.unit_offset, case.round_once
     if step == "forward":
-        kernels.launch_forward(x, None, weight, EPS, *options)
+        kernels.launch_forward(x, None, weight, EPS, *case.form)
         tensors = [x.dtype, x.dtype]
     elif step == "add_forward":
-        kernels.launch_forward(x, residual, weight, EPS, *options)
+        kernels.launch_forward(x, residual, weight, EPS, *case.form)
         tensors = [x.dtype, residual.dtype, wide, wide]
     else:
         dy, dh, h = (empty(wide) for _ in range(3))
         dh = dh if step == "add_backward" else None
-        kernels.launch_backward(dy, dh, h, weight, rstd, *options, weight is not None and not case.frozen)
+        kernels.launch_backward(dy, dh, h, weight, rstd, *case.form, weight is not None and not case.frozen)
         tensors = [wide] * (3 if dh is None else 4)
     floor = sum(dtype.itemsize for dtype in tensors) + rstd.itemsize / width
     return CompileOnly.launches, floor, wide.itemsize * (1 if step.endswith("forward") else 2)

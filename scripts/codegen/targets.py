@@ -6,6 +6,8 @@ import re
 from types import ModuleType
 from typing import NamedTuple
 
+from kernels.form import FORMS, LLAMA, Form
+
 SHAPE = (8, 2048)  # of the rows: few enough for partial sums to show
 N_ROWS = SHAPE[0] * SHAPE[1]
 
@@ -29,13 +31,12 @@ TARGETS = {
 
 
 class Case(NamedTuple):
-    """The dtypes of a call, and its options."""
+    """The dtypes of a call, its form, and its options."""
 
     x: str
     residual: str
     weight: str | None
-    unit_offset: bool = False
-    round_once: bool = False
+    form: Form = LLAMA
     frozen: bool = False  # nobody wants dweight
     strided: bool = False  # axes swapped, so that a row is found by two strides
 
@@ -46,7 +47,7 @@ CASES = {
     "float32": Case("float32", "float32", "float32"),
     "mixed": Case("bfloat16", "bfloat16", "float32"),
     "autocast": Case("bfloat16", "float32", "float32"),
-    "gemma": Case("bfloat16", "bfloat16", "bfloat16", unit_offset=True, round_once=True),
+    "gemma": Case("bfloat16", "bfloat16", "bfloat16", FORMS["gemma"]),
     "no-weight": Case("bfloat16", "bfloat16", None),
     "frozen": Case("bfloat16", "bfloat16", "bfloat16", frozen=True),
     "strided": Case("bfloat16", "bfloat16", "bfloat16", strided=True),

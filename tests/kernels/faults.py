@@ -45,8 +45,21 @@ def weight_dropped(x, weight, eps):
     return (x * rstd(x, eps)).to(x.dtype)
 
 
-def rounding_in_the_other_order(x, weight, eps):
-    return (x * rstd(x, eps) * weight.float()).to(x.dtype)
+def rounding_in_the_other_order(x, weight, eps, offset=0.0, round_once=False):
+    return reference.rms_norm(x, weight, eps, offset, not round_once)
+
+
+def offset_formed_in_half_precision(x, weight, eps, offset, round_once):
+    return reference.rms_norm(x, weight + offset, eps, round_once=round_once)
+
+
+def offset_added_to_x_hat(x, weight, eps, offset, round_once):
+    x_hat = x * rstd(x, eps) if round_once else (x * rstd(x, eps)).to(x.dtype)
+    return ((x_hat + offset) * weight.float()).to(x.dtype)
+
+
+def offset_forgotten(x, weight, eps, offset, round_once):
+    return reference.rms_norm(x, weight, eps, round_once=round_once)
 
 
 def mean_removed_as_well(x, weight, eps):
@@ -58,14 +71,14 @@ def nan(x, weight, eps):
     return x * torch.nan
 
 
-def with_backward(backward):
-    """The right norm with a backward of its own: (dy, x, weight, rstd) -> dx, dweight."""
+def with_backward(backward, **form):
+    """The right norm with a backward of its own: (dy, x, weight, rstd) -> dx, dweight, where weight has no offset."""
 
     class Norm(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight, eps):
             ctx.save_for_backward(x, weight, rstd(x, eps))
-            return reference.rms_norm(x, weight, eps)
+            return reference.rms_norm(x, weight, eps, **form)
 
         @staticmethod
         def backward(ctx, dy):

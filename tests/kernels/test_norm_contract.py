@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import kernels
+from kernels.form import FORMS, LLAMA
 from model.cli import names_in
 from tests.helpers import needs_compiler, needs_triton
 from tests.kernels import contract
-from tests.kernels.contract import DEVICE, EPS, HALF, rows, weights
+from tests.kernels.contract import DEVICE, EPS, HALF, OTHER_FORMS, rows, weights
 
 EAGER = ["reference", "torch", pytest.param("triton", marks=needs_triton)]  # compile has shorter lists, at the end
 F64, F32, F16, BF16 = torch.float64, torch.float32, *HALF
@@ -27,10 +28,20 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
-def backend(norm_name):
+def form():
+    return LLAMA
+
+
+@pytest.fixture
+def backend(norm_name, form):
     if norm_name == "compile":
         torch._dynamo.reset()  # the tests show the compiler more dtypes and ranks than its cache holds
-    return kernels.load_backend(norm_name, DEVICE)
+    try:
+        return kernels.load_backend(norm_name, DEVICE, form)
+    except kernels.InputError as error:
+        if form == LLAMA or norm_name in kernels.BACKENDS:
+            raise
+        pytest.skip(str(error))
 
 
 def cases(check, *choices):
@@ -49,7 +60,7 @@ RMS_NORM = [
     *cases(contract.huge_rows, [F32, BF16]),
     *cases(contract.rows_too_large_for_float32_give_zero, [F32, BF16]),
     *cases(contract.subnormal_rows, [F32, *HALF]),
-    *cases(contract.half_precision_rounds_before_the_weight, HALF),
+    *cases(contract.half_precision_rounds_in_the_order_of_the_form, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
     *cases(contract.a_row_depends_on_itself_alone),
     *cases(contract.the_mean_is_not_removed),
@@ -57,7 +68,7 @@ RMS_NORM = [
     *cases(contract.zero_row_gives_zero_and_a_finite_gradient),
     *cases(contract.gradients_are_those_of_the_formula, [F64, F32, *HALF], SHAPES),
     *cases(contract.dweight_is_summed_in_float32, HALF),
-    *cases(contract.dweight_is_made_of_the_rounded_x_hat),
+    *cases(contract.dweight_is_made_of_what_the_weight_multiplies),
     *cases(contract.gradcheck_in_float64),
     *cases(contract.result_and_gradients_keep_their_dtypes, [F32, *HALF], [F32, *HALF]),
     *cases(contract.strides_change_nothing, contract.STRIDED),
@@ -86,7 +97,59 @@ def test_add_rms_norm(backend, check, arguments):
     check(backend, *arguments)
 
 
+every_other_form = pytest.mark.parametrize("form", OTHER_FORMS, ids=str)
+# What a form changes; the other checks are of code that all forms share.
+FORMED_RMS_NORM = [
+    *cases(contract.values_are_the_formula, [F64, F32, *HALF], [(7, 48)]),
+    *cases(contract.a_zero_weight_leaves_the_offset, [F32, *HALF]),
+    *cases(contract.any_width, [17, 40000]),
+    *cases(contract.half_precision_rounds_in_the_order_of_the_form, HALF),
+    *cases(contract.zero_row_gives_zero_and_a_finite_gradient),
+    *cases(contract.gradients_are_those_of_the_formula, [F64], [(7, 48), (3, 40000)]),
+    *cases(contract.gradients_are_those_of_the_formula, [F32, *HALF], [(7, 48)]),
+    *cases(contract.dweight_is_made_of_what_the_weight_multiplies),
+    *cases(contract.result_and_gradients_keep_their_dtypes, [F32, *HALF], [F32, F16]),
+]
+
+
+@every_other_form
+@pytest.mark.parametrize(("check", "arguments"), FORMED_RMS_NORM)
+def test_rms_norm_of_another_form(backend, check, arguments, form):
+    check(backend.rms_norm, *arguments, form=form)
+
+
+@every_other_form
+@pytest.mark.parametrize("weight_dtype", HALF, ids=str)
+def test_the_offset_is_added_in_float32(backend, weight_dtype, form):
+    """Beside a float32 x a sum in the weight's half precision shows, forward and backward."""
+    contract.result_and_gradients_keep_their_dtypes(backend.rms_norm, F32, weight_dtype, form)
+    contract.gradients_are_those_of_the_formula(backend.rms_norm, F32, (7, 48), form, weight_dtype)
+
+
+FORMED_ALIKE = [
+    *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
+    *cases(contract.dweight_is_summed_in_float32, [F16]),
+    *cases(contract.nothing_gives_an_empty_tensor, [(0, 48), (3, 0)]),
+    *cases(contract.autocast_changes_nothing),
+]
+
+
+@every_other_form
+@pytest.mark.parametrize(("check", "arguments"), FORMED_ALIKE)
+def test_rms_norm_of_another_form_is_as_robust(backend, check, arguments):
+    check(backend.rms_norm, *arguments)
+
+
+@every_other_form
+@pytest.mark.parametrize(
+    ("check", "arguments"), cases(contract.add_rms_norm_is_the_two_steps, [F16], [F16, F32], [(6, 48)])
+)
+def test_add_rms_norm_of_another_form(backend, check, arguments):
+    check(backend, *arguments)
+
+
 @needs_compiler
+@pytest.mark.parametrize("form", [LLAMA, FORMS["gemma"]], ids=["llama", "gemma"])
 def test_runs_inside_a_compiled_graph(backend):
     torch._dynamo.reset()
     norm = backend.rms_norm
@@ -102,7 +165,7 @@ def test_runs_inside_a_compiled_graph(backend):
 COMPILED_RMS_NORM = [
     *cases(contract.values_are_the_formula, [F32, F64], [(7, 48)]),
     *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
-    *cases(contract.half_precision_rounds_before_the_weight, HALF),
+    *cases(contract.half_precision_rounds_in_the_order_of_the_form, HALF),
     *cases(contract.statistics_are_float32_in_half_precision),
     *cases(contract.gradients_are_those_of_the_formula, [F32, BF16], [(7, 48)]),
     *cases(contract.result_and_gradients_keep_their_dtypes, [BF16], [F32]),
@@ -118,15 +181,29 @@ COMPILED_ADD = [
 
 
 @pytest.fixture
-def compiled():
+def compiled(form):
     torch._dynamo.reset()  # together the tests show the compiler more dtypes than its cache holds
-    return kernels.load_backend("compile", DEVICE)
+    return kernels.load_backend("compile", DEVICE, form)
 
 
 @needs_compiler
 @pytest.mark.parametrize(("check", "arguments"), COMPILED_RMS_NORM)
 def test_compile_backend(compiled, check, arguments):
     check(compiled.rms_norm, *arguments)
+
+
+COMPILED_FORMED = [
+    *cases(contract.half_precision_rounds_in_the_order_of_the_form, [F16]),
+    *cases(contract.gradients_are_those_of_the_formula, [F32], [(7, 48)]),
+    *cases(contract.result_and_gradients_keep_their_dtypes, [F32], [BF16]),
+]
+
+
+@needs_compiler
+@every_other_form
+@pytest.mark.parametrize(("check", "arguments"), COMPILED_FORMED)
+def test_compile_backend_of_another_form(compiled, check, arguments, form):
+    check(compiled.rms_norm, *arguments, form=form)
 
 
 @needs_compiler

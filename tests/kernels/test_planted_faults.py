@@ -1,9 +1,12 @@
 """Each of the classic mistakes is caught by the check that is named beside it."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import kernels
+from kernels.form import FORMS
 from model.norm import RMSNorm
 from tests.helpers import CPU
 from tests.kernels import contract, faults
@@ -20,7 +23,7 @@ WRONG_NORMS = {
     faults.eps_of_another_model: (contract.eps_of_the_model_shows_in_small_rows, torch.float16, SHOWS_EPS),
     faults.statistics_in_half_precision: (contract.statistics_are_float32_in_half_precision,),
     faults.weight_dropped: (contract.values_are_the_formula, torch.float32, (7, 48)),
-    faults.rounding_in_the_other_order: (contract.half_precision_rounds_before_the_weight, torch.bfloat16),
+    faults.rounding_in_the_other_order: (contract.half_precision_rounds_in_the_order_of_the_form, torch.bfloat16),
     faults.mean_removed_as_well: (contract.the_mean_is_not_removed,),
     faults.strides_ignored: (contract.strides_change_nothing, "slice of a fused projection"),
     faults.nan: (contract.values_are_the_formula, torch.float32, (7, 48)),
@@ -30,13 +33,20 @@ WRONG_GRADIENTS = {
     faults.dx_without_the_mean: (contract.gradients_are_those_of_the_formula, torch.float32, (7, 48)),
     faults.dweight_of_one_block: (contract.gradients_are_those_of_the_formula, torch.float32, (600, 40)),
     faults.dweight_summed_in_half_precision: (contract.dweight_is_summed_in_float32, torch.float16),
-    faults.dweight_of_the_unrounded_x_hat: (contract.dweight_is_made_of_the_rounded_x_hat,),
+    faults.dweight_of_the_unrounded_x_hat: (contract.dweight_is_made_of_what_the_weight_multiplies,),
     faults.dy_overwritten: (contract.inputs_are_left_as_they_were,),
 }
 WRONG_ADDITIONS = {
     faults.h_not_rounded: (torch.float16, torch.float16, (6, 48)),
     faults.gradient_of_h_dropped: (torch.float32, torch.float32, (6, 48)),
     faults.residual_added_in_place: (torch.float32, torch.float32, (6, 48)),
+}
+WITH_OFFSET = [form for form in contract.OTHER_FORMS if form.offset]
+WRONG_FORMS = {
+    faults.rounding_in_the_other_order: (contract.half_precision_rounds_in_the_order_of_the_form, torch.float16),
+    faults.offset_formed_in_half_precision: (contract.half_precision_rounds_in_the_order_of_the_form, torch.float16),
+    faults.offset_added_to_x_hat: (contract.values_are_the_formula, torch.float32, (7, 48)),
+    faults.offset_forgotten: (contract.a_zero_weight_leaves_the_offset, torch.float32),
 }
 
 
@@ -64,16 +74,31 @@ def test_a_wrong_addition_is_caught(fault):
         contract.add_rms_norm_is_the_two_steps(right._replace(add_rms_norm=fault), *WRONG_ADDITIONS[fault])
 
 
-def test_a_unit_offset_formed_in_half_precision_is_caught():
-    """1 + 2^-12 is 1 in float16."""
-    pytest.importorskip("triton", reason="triton is made for Linux alone")
-    from kernels.triton_rms_norm import rms_norm
-
-    contract.is_gemmas_norm(rms_norm, torch.float16)
+@pytest.mark.parametrize("form", WITH_OFFSET, ids=str)
+@pytest.mark.parametrize("fault", WRONG_FORMS, ids=lambda fault: fault.__name__)
+def test_a_wrong_form_is_caught(fault, form):
+    check, *arguments = WRONG_FORMS[fault]
+    check(kernels.load_backend("reference", CPU, form).rms_norm, *arguments, form=form)
     with pytest.raises(AssertionError):
-        contract.is_gemmas_norm(
-            lambda x, weight, eps, **options: rms_norm(x, 1 + weight, eps, round_once=True), torch.float16
-        )
+        check(partial(fault, **form._asdict()), *arguments, form=form)
+
+
+def test_rounding_twice_is_caught_where_the_form_rounds_once():
+    test_a_wrong_form_is_caught(faults.rounding_in_the_other_order, FORMS["torch"])
+
+
+@pytest.mark.parametrize("form", WITH_OFFSET, ids=str)
+def test_an_offset_forgotten_in_backward_is_caught(form):
+    def with_the_offset(dy, x, weight, rstd):
+        return faults.right_gradients(dy, x, weight + form.offset, rstd)
+
+    def check(backward):
+        norm = faults.with_backward(backward, **form._asdict())
+        contract.gradients_are_those_of_the_formula(norm, torch.float32, (7, 48), form)
+
+    check(with_the_offset)
+    with pytest.raises(AssertionError):
+        check(faults.right_gradients)
 
 
 def test_one_norm_shared_by_all_layers_is_caught(config, make_model):

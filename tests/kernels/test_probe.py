@@ -8,6 +8,7 @@ from kernels import Backend, InputError, add_then, reference
 from kernels.probe import is_the_formula
 from tests.helpers import CPU, needs_compiler, needs_triton
 from tests.kernels import faults
+from tests.kernels.contract import OTHER_FORMS
 
 SIZES = pytest.mark.parametrize(("hidden_size", "eps"), [(48, 3e-3), (288, 1e-5), (768, 1e-6)])
 TRITON = [pytest.param(name, marks=needs_triton) for name in ("triton", "triton@float16", "triton@bfloat16")]
@@ -104,6 +105,15 @@ def test_another_norm_is_not_the_formula(norm, hidden_size, eps):
 def test_the_layer_norm_among_the_peers_is_not_the_formula(hidden_size, eps):
     """In rows as wide as the last, random numbers alone have next to no mean."""
     assert not is_the_formula(kernels.load_backend("scripts.peers:layer_norm", CPU), hidden_size, eps, CPU)
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS, ids=str)
+@pytest.mark.parametrize("name", [*RIGHT_NAMES[:4], "tests.norms:noisy@bfloat16"])
+def test_the_formula_is_that_of_the_form(name, form):
+    norm = kernels.load_backend(name, CPU, form)
+    assert is_the_formula(norm, 48, 3e-3, CPU, form)
+    assert is_the_formula(norm, 48, 3e-3, CPU) == (not form.offset)  # in float32 the order of rounding is nothing
+    assert is_the_formula(kernels.load_backend(name, CPU), 48, 3e-3, CPU, form) == (not form.offset)
 
 
 def test_faults_that_depend_on_eps_or_on_the_width_are_seen_where_they_are_one():

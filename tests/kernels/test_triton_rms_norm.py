@@ -14,9 +14,10 @@ from torch.autograd.forward_ad import dual_level, make_dual
 pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from kernels import reference, triton_rms_norm
+from kernels.form import LLAMA
 from tests.helpers import ROOT
 from tests.kernels.addresses import check_addresses
-from tests.kernels.contract import DEVICE, EPS, STRIDED, formula, is_gemmas_norm, oracle, rows, unit, weights
+from tests.kernels.contract import DEVICE, EPS, OTHER_FORMS, STRIDED, formula, rows, weights
 
 FOUND_BY_STRIDES = ["heads of a fused projection", "swapped axes", "expanded columns"]
 interpreted = pytest.mark.skipif(not triton_rms_norm.INTERPRETED, reason="looks into Triton's interpreter")
@@ -28,7 +29,7 @@ interpreted = pytest.mark.skipif(not triton_rms_norm.INTERPRETED, reason="looks 
 def test_forward_operator_passes_opcheck(shape, dtype, residual):
     x, weight = rows(*shape, dtype=dtype).requires_grad_(), weights(shape[-1], dtype).requires_grad_()
     residual = rows(*shape, dtype=dtype, seed=3).requires_grad_() if residual else None
-    arguments = (x, residual, weight, EPS, False, False)
+    arguments = (x, residual, weight, EPS, *LLAMA)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm.default, arguments).values()) == {"SUCCESS"}
 
 
@@ -45,11 +46,11 @@ def test_forward_operator_passes_opcheck(shape, dtype, residual):
 def test_operators_say_the_right_strides_and_dtypes(x, residual):
     """Properties that a compiler learns before anything runs."""
     weight = weights(48, x.dtype)
-    arguments = (x.requires_grad_(), residual, weight, EPS, False, False)
+    arguments = (x.requires_grad_(), residual, weight, EPS, *LLAMA)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm.default, arguments).values()) == {"SUCCESS"}
     with torch.no_grad():
         y, h, rstd = torch.ops.rmsllama.rms_norm(*arguments)
-    arguments = (torch.ones_like(y), None, x.detach() if residual is None else h, weight, rstd, False, False, True)
+    arguments = (torch.ones_like(y), None, x.detach() if residual is None else h, weight, rstd, *LLAMA, True)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm_backward.default, arguments).values()) == {"SUCCESS"}
 
 
@@ -57,8 +58,8 @@ def test_operators_say_the_right_strides_and_dtypes(x, residual):
 @pytest.mark.parametrize("with_dh", [False, True])
 def test_backward_operator_passes_opcheck(with_dh, wants_dweight):
     x, weight, dy = rows(5, 48), weights(48), rows(5, 48, seed=2)
-    _, _, rstd = torch.ops.rmsllama.rms_norm(x, None, weight, EPS, False, False)
-    arguments = (dy, dy * 2 if with_dh else None, x, weight, rstd, False, False, wants_dweight)
+    _, _, rstd = torch.ops.rmsllama.rms_norm(x, None, weight, EPS, *LLAMA)
+    arguments = (dy, dy * 2 if with_dh else None, x, weight, rstd, *LLAMA, wants_dweight)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm_backward.default, arguments).values()) == {"SUCCESS"}
 
 
@@ -160,8 +161,8 @@ def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
 
     def run(n_rows):
         x, r, g = (tensor.expand(n_rows, 64) for tensor in (row, residual, dy))
-        y, h, rstd = triton_rms_norm.launch_forward(x, r, weight, EPS, False, False)
-        dx, _ = triton_rms_norm.launch_backward(g, None, h[-1:].expand(n_rows, 64), weight, rstd, False, False, False)
+        y, h, rstd = triton_rms_norm.launch_forward(x, r, weight, EPS, *LLAMA)
+        dx, _ = triton_rms_norm.launch_backward(g, None, h[-1:].expand(n_rows, 64), weight, rstd, *LLAMA, False)
         return y[-5:].clone(), h[-5:].clone(), dx[-5:].clone()
 
     expected = run(5)
@@ -178,11 +179,6 @@ def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
     n_programs, n_steps = triton_rms_norm._persistent_programs(n_tiles, warps, DEVICE)
     assert n_tiles <= n_programs * n_steps < n_tiles + n_steps  # all of them, and no program without one
     assert n_programs <= max(1, 16 // warps) * 132
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_unit_offset_and_one_rounding_are_gemmas_norm(dtype):
-    is_gemmas_norm(triton_rms_norm.rms_norm, dtype)
 
 
 @pytest.mark.parametrize("residual_dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -203,20 +199,6 @@ def test_rows_that_are_not_aligned_have_smaller_tiles(monkeypatch):
     assert (aligned["COLS"], other["COLS"]) == (16384, 4096)
 
 
-def test_round_once_multiplies_before_it_rounds():
-    x, weight = rows(64, 48, dtype=torch.float16), weights(48, torch.float16)
-    expected = torch.from_numpy(oracle(x, weight)).to(torch.float16)
-    once = (triton_rms_norm.rms_norm(x, weight, EPS, round_once=True).cpu() != expected).double().mean().item()
-    twice = (triton_rms_norm.rms_norm(x, weight, EPS).cpu() != expected).double().mean().item()
-    assert once < 0.005  # as in the contract's test of the other order
-    assert twice > 0.1
-
-    weight = weight.float().requires_grad_()  # whose gradient is then made of an x_hat that was never rounded
-    triton_rms_norm.rms_norm(x[:1], weight, EPS, round_once=True).sum().backward()
-    x_hat = torch.from_numpy(oracle(x[0], torch.ones(48))).float()
-    torch.testing.assert_close(weight.grad.cpu(), x_hat, rtol=8 * unit(torch.float32), atol=0)
-
-
 @pytest.mark.parametrize("shape", [(6, 48), (3, 10000)], ids=str)
 def test_without_a_weight(shape):
     x, dy = rows(*shape).requires_grad_(), rows(*shape, scale=1.0, seed=2)
@@ -227,34 +209,18 @@ def test_without_a_weight(shape):
     torch.testing.assert_close(dx, expected_dx, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"unit_offset": True}, {"round_once": True}], ids=str)
-@pytest.mark.parametrize("shape", [(6, 48), (3, 10000)], ids=str)
-def test_gradients_of_the_options(shape, options):
-    """In float64, where the order of rounding makes no difference, for rows of one tile and of several."""
-    x, weight, dy = (t.double() for t in (rows(*shape), weights(shape[-1]), rows(*shape, scale=1.0, seed=2)))
-    x.requires_grad_(), weight.requires_grad_()
-    y = triton_rms_norm.rms_norm(x, weight, EPS, **options)
-    expected = formula(x, weight + options.get("unit_offset", 0), EPS)
-    for got, exact in zip(
-        (y, *torch.autograd.grad(y, (x, weight), dy)),
-        (expected, *torch.autograd.grad(expected, (x, weight), dy)),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, exact, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("options", [{}, {"unit_offset": True}, {"round_once": True}], ids=str)
+@pytest.mark.parametrize("form", [LLAMA, *OTHER_FORMS], ids=str)
 @pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
-def test_dx_is_rounded_once(monkeypatch, columns, options):
-    """Half precision's dx is float64's, rounded: whatever backward rounds before, 1 + weight too, shows in its bits."""
+def test_dx_is_rounded_once(monkeypatch, columns, form):
+    """Half precision's dx is float64's, rounded: whatever backward rounds before, as offset + weight, shows."""
     use_tile(monkeypatch, (64, columns))
     x, residual, dy, dh = (rows(64, 48, dtype=torch.float16, scale=1.0, seed=seed) for seed in range(4))
-    weight = weights(48, torch.float16) - (0.5 if options.get("unit_offset") else 0)
+    weight = weights(48, torch.float16, form=form)
     h = (x + residual).double().requires_grad_()
-    y = formula(h, weight.double() + options.get("unit_offset", 0), EPS)
+    y = formula(h, weight.double(), EPS, form)
     (expected,) = torch.autograd.grad((y, h), h, (dy.double(), dh.double()))
     leaf = x.clone().requires_grad_()
-    outputs = triton_rms_norm.add_rms_norm(leaf, residual, weight, EPS, **options)
+    outputs = triton_rms_norm.add_rms_norm(leaf, residual, weight, EPS, *form)
     (dx,) = torch.autograd.grad(outputs, leaf, (dy, dh))
     differing = (dx != expected.to(dx.dtype)).double().mean().item()
     assert differing < 0.005, f"found {differing:.2%} of the elements to differ, expected less than 0.5 %"
@@ -322,9 +288,9 @@ def backward_calls(monkeypatch):
     """The arguments that the backward operator is called with."""
     calls, operator = [], triton_rms_norm._rms_norm_backward
 
-    def record(dy, dh, h, weight, rstd, unit_offset, round_once, wants_dweight):
+    def record(dy, dh, h, weight, rstd, offset, round_once, wants_dweight):
         calls.append({"dh": dh, "wants_dweight": wants_dweight})
-        return operator(dy, dh, h, weight, rstd, unit_offset, round_once, wants_dweight)
+        return operator(dy, dh, h, weight, rstd, offset, round_once, wants_dweight)
 
     monkeypatch.setattr(triton_rms_norm, "_rms_norm_backward", record)
     return calls
@@ -435,8 +401,8 @@ def test_what_is_not_supported_names_the_backend_that_does_it():
         triton_rms_norm.add_rms_norm(make_dual(x, x), x, weight, EPS)
     with pytest.raises(NotImplementedError, match="can't be differentiated twice; use --norm reference"):
         torch.func.jacrev(torch.func.grad(squares(triton_rms_norm)))(x, weight)
-    with pytest.raises(ValueError, match="unit_offset adds 1 to a weight, and there is none"):
-        triton_rms_norm.rms_norm(x, None, EPS, unit_offset=True)
+    with pytest.raises(ValueError, match="offset is added to a weight, and there is none"):
+        triton_rms_norm.rms_norm(x, None, EPS, offset=1.0)
     assert torch.func.jvp(lambda x: reference.rms_norm(x, weight, EPS), (x,), (x,))[1].abs().max() > 0
 
 

@@ -52,7 +52,9 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 48 // 4)
     kinds = getattr(theirs, "layer_types", None)
     assert kinds is None or ours.layer_kinds() == kinds
-    assert theirs.hidden_act if hasattr(theirs, "hidden_act") else theirs.hidden_activation in FAMILIES[family].activation
+    assert (
+        theirs.hidden_act if hasattr(theirs, "hidden_act") else theirs.hidden_activation in FAMILIES[family].activation
+    )
 
 
 def keys_of(family):

@@ -152,6 +152,21 @@ def test_a_run_fills_every_cell_and_survives_a_norm_that_refuses(tmp_path, monke
     assert "* layer_norm is another function" in out
 
 
+def test_a_run_in_another_form(tmp_path, monkeypatch, command):
+    """The formula that the norms are measured against has that form; what can't take it is left out, or refused."""
+    monkeypatch.chdir(tmp_path)
+    arguments = "--device cpu --widths 32 --rows 8 --repeats 1 --out . --form gemma"
+    code, out, _ = command(bench_norm.main, *arguments.split(), "--norms", "reference,torch,torch_fused")
+    assert code == 0
+    assert out.splitlines()[1] == "x in float32, weight in float32, form gemma"
+    rows = [row for row in json.loads((tmp_path / "norm.json").read_text())["results"] if row["norm"] != "copy"]
+    assert len(rows) == 3 * len(PASSES)
+    assert all(row["same_function"] for row in rows)
+    code, _, err = command(bench_norm.main, *arguments.split(), "--norms", "torch,layer_norm")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "layer_norm does not take this form" in err
+
+
 INTERPRETER = "triton is not timed here: Triton's interpreter says nothing about Triton's speed"
 
 
@@ -169,7 +184,7 @@ def test_triton_is_not_timed_in_its_interpreter(tmp_path, monkeypatch, command):
 
 
 def test_a_default_that_cant_run_is_left_out_with_its_reason(monkeypatch, capsys):
-    def load(name, device):
+    def load(name, device, form):
         if name == "compile":
             raise InputError("no compiler")
         return Backend("triton (in its interpreter)" if name == "triton" else name, None, None)

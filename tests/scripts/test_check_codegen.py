@@ -36,6 +36,11 @@ def check(root, *arguments):
 def test_kernels_pass():
     code, out = check(ROOT, "--widths", "1000,16384,40000")
     assert code == 0, out
+    code, gemma = check(ROOT, "--widths", "1000", "--form", "gemma")
+    assert (code, gemma.splitlines()[-1]) == (
+        0,
+        f"{4 * len(TARGETS)} kernels in the form gemma for {', '.join(TARGETS)}: all pass",
+    )
     kernels = 4 + 2 * (1 + 1 + 2 + 2)  # a wide row's backward takes two
     assert out.splitlines()[-1] == f"{kernels * len(TARGETS)} kernels for {', '.join(TARGETS)}: all pass"
 
@@ -159,7 +164,7 @@ class Inline:
 
 @pytest.mark.parametrize("bad", [None, "gfx942"])
 def test_the_verdict_is_that_of_every_kernel(command, monkeypatch, tmp_path, bad):
-    def compile_and_check(target, case, width, steps):
+    def compile_and_check(target, case, width, steps, form):
         faults = ["is slow"] if target == bad else []
         return [check_codegen.Kernel(target, step, case, width, "k", faults=faults) for step in steps]
 
@@ -193,10 +198,12 @@ def test_rows_are_read_once_up_to_a_width_and_twice_beyond(monkeypatch, width, m
     monkeypatch.setattr(check_codegen, "launches_of", lambda *_: ([1, 2], 4.0, 2.0))
     halves = lambda _, floor, **call: check_codegen.Kernel(**call, moved=moved / 2)  # noqa: E731
     monkeypatch.setattr(check_codegen, "inspect", halves)
-    kernels = check_codegen.compile_and_check("sm_90", "bfloat16", width, ["forward"])
+    kernels = check_codegen.compile_and_check("sm_90", "bfloat16", width, ["forward"], None)
     assert [bool(kernel.faults) for kernel in kernels] == [False, not passes]
     monkeypatch.setattr(check_codegen, "launches_of", lambda *_: ([], 4.0, 2.0))
-    assert check_codegen.compile_and_check("sm_90", "bfloat16", width, ["forward"])[0].faults  # nothing was launched
+    assert check_codegen.compile_and_check("sm_90", "bfloat16", width, ["forward"], None)[
+        0
+    ].faults  # nothing was launched
 
 
 @pytest.mark.parametrize(
@@ -221,6 +228,26 @@ def test_the_floor_is_each_tensor_once_and_rstd(monkeypatch, step, case, floor, 
     assert offline_gpu.launches_of(step, "sm_90", targets.CASES[case], 512) == ([], floor + 4 / 512, again)
     if step.endswith("backward"):
         assert calls[0][-1] == (case not in ("frozen", "no-weight"))  # somebody wants dweight
+
+
+@pytest.mark.parametrize(
+    ("case", "named", "form"),
+    [
+        ("bfloat16", None, (0.0, False)),
+        ("gemma", None, (1.0, True)),
+        ("bfloat16", "torch", (0.0, True)),
+        ("gemma", "llama", (0.0, False)),
+    ],
+)
+def test_launchers_are_given_the_form(monkeypatch, case, named, form):
+    calls = []
+    launchers = SimpleNamespace(
+        launch_forward=lambda *arguments: calls.append(arguments[4:]),
+        launch_backward=lambda *arguments: calls.append(arguments[5:-1]),
+    )
+    monkeypatch.setattr(offline_gpu, "kernels_for", lambda target: launchers)
+    check_codegen.compile_and_check("sm_90", case, 512, list(check_codegen.PASSES), named)
+    assert calls == [form] * 4
 
 
 PTX = """

@@ -39,7 +39,7 @@ def test_a_control_is_right(control):
         contract.values_are_the_formula(control, dtype, (7, 48))
         contract.gradients_are_those_of_the_formula(control, dtype, (7, 48))
     for dtype in contract.HALF:
-        contract.half_precision_rounds_before_the_weight(control, dtype)
+        contract.half_precision_rounds_in_the_order_of_the_form(control, dtype)
 
 
 def test_the_controls_round_differently_from_the_reference_and_from_each_other():
@@ -53,7 +53,7 @@ def test_the_controls_round_differently_from_the_reference_and_from_each_other()
     ("check", "arguments"),
     [
         (contract.values_are_the_formula, (torch.float32, (7, 48))),
-        (contract.half_precision_rounds_before_the_weight, (torch.float16,)),
+        (contract.half_precision_rounds_in_the_order_of_the_form, (torch.float16,)),
     ],
 )
 def test_the_impostor_fails_the_contract(check, arguments):

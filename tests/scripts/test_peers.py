@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels import InputError
+from kernels.form import FORMS
 from scripts import peers
 from tests.helpers import CPU, needs_triton
 
@@ -50,6 +51,14 @@ def test_a_peer_without_its_own_add_adds_first(name):
     y, h = peers.load(name, CPU).add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(h, x + residual)
     assert torch.equal(y, peers.layer_norm(h, weight, EPS))
+
+
+def test_torch_fused_takes_the_form_and_layer_norm_does_not():
+    x, weight = rows(7, 48), weights(48)
+    norm = peers.load("torch_fused", CPU, FORMS["gemma"])
+    torch.testing.assert_close(norm.rms_norm(x, weight, EPS), peers.torch_fused(x, 1 + weight, EPS))
+    with pytest.raises(InputError, match="layer_norm does not take this form of the norm: weight \\+ 1, rounded once"):
+        peers.load("layer_norm", CPU, FORMS["gemma"])
 
 
 def test_any_other_name_is_a_backend():
@@ -98,13 +107,16 @@ def test_liger_is_called_in_llamas_order_and_never_in_place(stubs):
     assert peers.load("liger", GPU).rms_norm(x, "weight", EPS) == (x, "weight", EPS, 0.0, "llama", False)
     added = peers.load("liger", GPU).add_rms_norm(x, "residual", "weight", EPS)
     assert added == (x, "residual", "weight", EPS, 0.0, "llama", False)
+    gemma = peers.load("liger", GPU, FORMS["gemma"])
+    assert gemma.rms_norm(x, "weight", EPS) == (x, "weight", EPS, 1.0, "gemma", False)
+    assert gemma.add_rms_norm(x, "residual", "weight", EPS) == (x, "residual", "weight", EPS, 1.0, "gemma", False)
 
 
 @needs_triton
 def test_liger_on_a_cpu_has_what_the_interpreter_lacks(stubs):
     x = SimpleNamespace(is_cuda=False)
-    for options in (peers.liger(x, "weight", EPS)[2:], peers.add_liger(x, "residual", "weight", EPS)[3:]):
-        assert options == (EPS, 0.0, "llama", False)
+    for options in (peers.liger(x, "weight", EPS, 0.5)[2:], peers.add_liger(x, "residual", "weight", EPS, 0.5)[3:]):
+        assert options == (EPS, 0.5, "llama", False)
         assert all(hasattr(number, "to") for number in options[:2])
     for name in ("liger_kernel.ops.rms_norm", "liger_kernel.ops.fused_add_rms_norm"):
         assert callable(sys.modules[name].rsqrt)
