@@ -18,11 +18,12 @@ from model.json_file import errors_in, expect, read_object, show
 # Keys that transformers reads, or that many published models have, and that change no logits: taken in silence.
 # A key in none of these tables is not read by transformers' LLaMA either. It is named on stderr, and changes nothing.
 HARMLESS_KEYS = {
-    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_sliding_window_pattern", "architectures", "attn_implementation", "auto_map",
-    "chunk_size_feed_forward", "dtype", "experts_implementation", "gradient_checkpointing", "id2label",
-    "is_encoder_decoder", "is_llama_config", "label2id", "name_or_path", "num_labels", "output_attentions",
-    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "return_dict", "tie_last_hidden_states",
-    "torch_dtype", "transformers.js_config", "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_sliding_window_pattern", "architectures",
+    "attn_implementation", "auto_map", "cache_implementation", "chunk_size_feed_forward", "dtype",
+    "experts_implementation", "gradient_checkpointing", "id2label", "is_encoder_decoder", "is_llama_config", "label2id",
+    "name_or_path", "num_labels", "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
+    "problem_type", "return_dict", "tie_last_hidden_states", "torch_dtype", "transformers.js_config",
+    "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
 }  # fmt: skip
 
 # Keys that would change the logits, and the values that do not: the usual one first, and always null.
@@ -40,6 +41,7 @@ ONLY_VALUES = {
     "rope_interleaved": [False],
     "transformers_weights": [None],
     "use_bidirectional_attention": [False],
+    "use_mrope": [False],
     "use_sliding_window": [False],
 }
 

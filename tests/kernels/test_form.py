@@ -67,7 +67,9 @@ def test_a_small_weight_of_gemma_is_not_lost():
 )
 def test_the_description_names_the_form(form, words):
     assert kernels.load_backend("reference", CPU, form).description == words
-    assert kernels.load_backend("reference@float16", CPU, form).description == f"{words}, on float16"
+    assert kernels.load_backend("reference@float16", CPU, form).description == words.replace(
+        "reference", "reference, on float16"
+    )
 
 
 @pytest.mark.parametrize("name", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
@@ -124,10 +126,11 @@ def test_a_function_of_ones_own_is_given_the_form(own, name):
 @pytest.mark.parametrize("name", ["plain", "half", "positional", "fused", "silent"])
 def test_a_function_of_ones_own_that_takes_no_form_is_refused(own, name):
     kernels.load_backend(f"{own}:{name}", CPU)  # as ever
-    called = "add_fused(x, residual, weight, eps" if name == "fused" else f"{name}(x, weight, eps"
+    described = f"{own}:fused and its add_fused" if name == "fused" else f"{own}:{name}"
+    inputs = "x, residual, weight, eps" if name == "fused" else "x, weight, eps"
     with pytest.raises(InputError) as error:
         kernels.load_backend(f"{own}:{name}@bfloat16", CPU, GEMMA)
     assert str(error.value) == (
-        f"norm '{own}:{name}': {called.partition('(')[0]} does not take this form of the norm: "
-        f"weight + 1, rounded once; expected {called}, offset, round_once), or use --norm torch"
+        f"norm '{described}, on bfloat16' does not take this form of the norm: weight + 1, rounded once; "
+        f"expected a function of {inputs}, offset, round_once, or use --norm torch"
     )
