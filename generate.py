@@ -121,19 +121,20 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     norm = load_backend(args.norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
-    check_norm(args.ckpt, model.config, args.norm)
-    own = ":" in args.norm and model.config.norm is None
-    if own and not is_the_formula(norm, model.config.hidden_size, model.config.rms_norm_eps, device):
+    config, bound = model.config, model.norm.backend  # in the form of the model's family
+    check_norm(args.ckpt, config, args.norm)
+    own = ":" in args.norm and config.norm is None
+    if own and not is_the_formula(bound, config.hidden_size, config.rms_norm_eps, device, config.family.form):
         say(f"{args.norm} is not the RMSNorm of {args.ckpt}, so this is another model's text")
     tokenizer = load_tokenizer(args.ckpt)
-    if tokenizer.vocab_size > model.config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
-            f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {model.config.vocab_size} "
+            f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {config.vocab_size} "
             "rows; they belong to different models"
         )
     weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
-    say(f"norm {norm.description}, eps {model.config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")
-    end_ids = load_end_ids(args.ckpt, model.config)
+    say(f"norm {bound.description}, eps {config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")
+    end_ids = load_end_ids(args.ckpt, config)
     return model, tokenizer, end_ids if tokenizer.eos_id is None else end_ids | {tokenizer.eos_id}
 
 

@@ -126,7 +126,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kernels import Backend, load_backend
+from kernels import Backend, in_form, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
@@ -269,10 +269,11 @@ def load_data(
 def complete_config(
     config: LlamaConfig, tokenizer: Tokenizer, norm_name: str, norm: Backend, device: torch.device
 ) -> LlamaConfig:
-    """The config with the tokenizer's vocabulary, and with the norm's name if that does not compute LLaMA's RMSNorm."""
-    own_norm = None if is_the_formula(norm, config.hidden_size, config.rms_norm_eps, device) else norm_name
+    """The config with the tokenizer's vocabulary, and with the norm's name if that does not compute its RMSNorm."""
+    form = config.family.form
+    right = is_the_formula(in_form(norm, form), config.hidden_size, config.rms_norm_eps, device, form)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-    return replace(config, vocab_size=tokenizer.vocab_size, **ids, norm=own_norm)
+    return replace(config, vocab_size=tokenizer.vocab_size, **ids, norm=None if right else norm_name)
 
 
 def describe(

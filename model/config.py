@@ -308,8 +308,9 @@ def _take_family(values: dict[str, Any]) -> None:
     for key in ("hidden_act", "hidden_activation"):  # Gemma has had both
         found = values.pop(key, None)
         expect(found is None or found in family.activation, key, found, f"{show(family.activation[0])} for a {name}")
-    if values.pop("max_window_layers", None) is not None:  # Qwen's window; use_sliding_window true is refused
+    if values.pop("use_sliding_window", None) is False:  # Qwen's window, which is not in use; true is refused
         values["sliding_window"] = None
+        values.pop("max_window_layers", None)
     for key in OPTIONAL_KEYS:
         found = values.get(key)
         expect(found is None or key in family.defaults, key, found, f"null, since a {name} has none")

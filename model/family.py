@@ -50,13 +50,14 @@ TWO_SIDES = GEMMA._replace(
     norms="both",
     defaults={**GEMMA.defaults, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256},
 )
+QWEN = {"num_key_value_heads": 32, "use_sliding_window": False}
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 FAMILIES = {
     "llama": Family(),
     "mistral": Family(defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "qwen2": Family(qkv_bias=True, defaults={"num_key_value_heads": 32}),
-    "qwen3": Family(qk_norm="head", defaults={"num_key_value_heads": 32, "head_dim": 128}),
+    "qwen2": Family(qkv_bias=True, defaults=QWEN),
+    "qwen3": Family(qk_norm="head", defaults=QWEN | {"head_dim": 128}),
     "olmo2": Family(norms="output", qk_norm="all", form=Form(round_once=True), rotates_in_float32=True),
     "gemma": GEMMA,
     "gemma2": TWO_SIDES._replace(window_pattern=2, defaults=TWO_SIDES.defaults | CAPS),

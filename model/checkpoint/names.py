@@ -16,8 +16,8 @@ from model.json_file import expect, show
 # (in Hugging Face's files, in the model); their names begin with PREFIX, all but the head's
 PREFIX = "model."
 HUGGING_FACE = {"self_attn": "attention", "mlp": "feed_forward"}
-# A norm's name depends on where a family has norms: LLaMA's post_attention_layernorm is the norm before the feed-forward,
-# and OLMo 2's that of attention's output. All have one shape, so no error would tell them apart.
+# A norm's name depends on where a family has norms: post_attention_layernorm is the norm before the feed-forward in
+# LLaMA, and that of attention's output in OLMo 2. All have one shape, so no error would tell them apart.
 NORMS = {
     "input": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
     "output": {

@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
+import generate
 from kernels import InputError, in_form, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint import names
@@ -16,7 +17,7 @@ from model.config import HARMLESS_KEYS, LlamaConfig
 from model.family import FAMILIES
 from model.llama import Llama
 from model.norm import norm_names
-from tests.helpers import CPU
+from tests.helpers import CPU, ROOT
 from tests.model.checkpoint.folders import KINDS, TOKENS, assert_same_logits, load, theirs_of
 
 VALUES = {
@@ -71,7 +72,7 @@ STANDARD = {"position_ids", "num_items_in_batch", "token_type_ids"}  # arguments
 
 @pytest.mark.parametrize(("family", "key"), [(family, key) for family in FAMILIES for key in keys_of(family)])
 def test_a_key_that_transformers_reads_is_harmless_or_checked(family, key):
-    if key not in HARMLESS_KEYS and key != "max_window_layers":  # which says nothing where use_sliding_window is false
+    if key not in HARMLESS_KEYS and key != "max_window_layers":  # of a window that is not in use
         with pytest.raises(InputError, match=f'^{key} is "strange"; '):
             LlamaConfig.from_dict(VALUES | {"model_type": family, key: "strange"})
 
@@ -181,3 +182,21 @@ def test_a_norm_of_ones_own_that_has_no_form_is_refused_by_name(config):
     norm = load_backend("scripts.peers:layer_norm", CPU)
     with pytest.raises(InputError, match="layer_norm"):
         in_form(norm, FAMILIES["gemma"].form)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3"])
+def test_each_family_trains_generates_and_loads_in_transformers(name, trained, workplace, command):
+    values = json.loads((ROOT / f"configs/tiny-{name}.json").read_text())
+    small = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 290, "head_dim": 8, "rms_norm_eps": 3e-3}
+    if "sliding_window" in values:
+        small["sliding_window"] = 5
+    (workplace / "config.json").write_text(json.dumps(values | small))
+    metrics, _, _ = trained("--steps", 3, "--lr", "1e-2", "--dtype", "float32")
+    assert metrics[-1]["loss"] < metrics[0]["loss"]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained("out/model").eval()
+    assert type(theirs).__name__.startswith(name.capitalize())
+    with torch.no_grad():
+        assert_same_logits(load(workplace / "out/model")(TOKENS), theirs(TOKENS).logits)
+    code, text, _ = command(generate.main, "--ckpt", "out/model", "--prompt", "def", "--temperature", 0)
+    assert code == 0
+    assert text.startswith("def")
