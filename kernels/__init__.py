@@ -103,8 +103,9 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 def _in_form(backend: Backend, form: Form) -> Backend:
     if form == LLAMA:
         return backend
-    bound = (partial(function, **form._asdict()) for function in backend[1:])
-    return Backend(f"{backend.description}, {form}", *bound)
+    description, rms_norm, add_rms_norm = backend
+    options: dict[str, Any] = form._asdict()
+    return Backend(f"{description}, {form}", partial(rms_norm, **options), partial(add_rms_norm, **options))
 
 
 def _own_backend(name: str, form: Form) -> Backend:
