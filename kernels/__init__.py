@@ -112,8 +112,9 @@ def in_form(backend: Backend, form: Form) -> Backend:
                 f"norm '{backend.description}' does not take this form of the norm: {form}; expected a function of "
                 f"{', '.join([*inputs, *form._fields])}, or use --norm torch"
             ) from error
-    bound = (partial(function, **form._asdict()) for function in backend[1:])
-    return Backend(f"{backend.description}, {form}", *bound)
+    options: dict[str, Any] = form._asdict()
+    rms_norm, add_rms_norm = (partial(function, **options) for function in backend[1:])
+    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm)
 
 
 def _own_backend(name: str) -> Backend:

@@ -24,7 +24,7 @@ else:  # on a CPU it drops that rounding all the same, unless the graph ends the
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
         if round_once:
             return _rms_norm(x, weight, eps, offset, round_once)
-        return reference.scale(_normalize(x, eps), weight, offset)
+        return reference.scale(_normalize(x, eps), x.dtype, weight, offset)
 
     add_rms_norm = add_then(rms_norm)
 

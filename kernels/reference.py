@@ -26,8 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_o
 
     The result and dx have x's dtype; dweight has the weight's, and is summed in float32.
     """
-    x_hat = normalize(x, eps)
-    return scale(x_hat if round_once else x_hat.to(x.dtype), weight, offset).to(x.dtype)
+    return scale(normalize(x, eps), x.dtype, weight, offset, round_once)
 
 
 add_rms_norm = add_then(rms_norm)  # (y, h): h = x + residual, rounded to its dtype, and y = rms_norm(h)
@@ -40,11 +39,11 @@ def normalize(x: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(mean_square + eps)
 
 
-def scale(x_hat: Tensor, weight: Tensor, offset: float = 0.0) -> Tensor:
-    """x_hat times offset + weight, rounded to x_hat's dtype."""
+def scale(x_hat: Tensor, dtype: torch.dtype, weight: Tensor, offset: float = 0.0, round_once: bool = False) -> Tensor:
+    """x_hat, rounded to `dtype` unless round_once, times offset + weight, rounded to `dtype`."""
     wide = wide_dtype(x_hat)
     wide_weight = weight.to(wide) + offset if offset else weight.to(wide)
-    return (x_hat.to(wide) * wide_weight).to(x_hat.dtype)
+    return ((x_hat if round_once else x_hat.to(dtype)).to(wide) * wide_weight).to(dtype)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

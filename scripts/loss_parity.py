@@ -75,33 +75,33 @@ from model.training.picture import new_figure, why_not_drawn
 from model.training.run_folder import locked
 
 
-def control_columns(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def control_columns(x: Tensor, weight: Tensor, eps: float, **form: Any) -> Tensor:
     """The reference with its squares summed over the even columns and over the odd ones."""
     wide = x.to(wide_dtype(x))
     squares = wide.square()
     total = squares[..., ::2].sum(-1, keepdim=True) + squares[..., 1::2].sum(-1, keepdim=True)
-    return scale((wide * (total / x.shape[-1] + eps).rsqrt()).to(x.dtype), weight)
+    return scale(wide * (total / x.shape[-1] + eps).rsqrt(), x.dtype, weight, **form)
 
 
-def control_blocks(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def control_blocks(x: Tensor, weight: Tensor, eps: float, **form: Any) -> Tensor:
     """The reference with its squares summed in blocks of 16 columns, one block after another."""
     wide = x.to(wide_dtype(x))
     blocks = [block.sum(-1, keepdim=True) for block in wide.square().split(16, -1)]
     total = sum(blocks, start=torch.zeros_like(blocks[0]))
-    return scale((wide * (total / x.shape[-1] + eps).rsqrt()).to(x.dtype), weight)
+    return scale(wide * (total / x.shape[-1] + eps).rsqrt(), x.dtype, weight, **form)
 
 
-def control_division(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def control_division(x: Tensor, weight: Tensor, eps: float, **form: Any) -> Tensor:
     """The reference divided by the root, in place of multiplied by the root's reciprocal."""
     wide = x.to(wide_dtype(x))
-    return scale((wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()).to(x.dtype), weight)
+    return scale(wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt(), x.dtype, weight, **form)
 
 
-def impostor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Slightly wrong: eps ten times too large, and in half precision rounded after the weight and not before."""
+def impostor(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
+    """Slightly wrong: eps ten times too large, and in half precision rounded in the other order."""
     wide = x.to(wide_dtype(x))
     x_hat = wide * (wide.square().mean(-1, keepdim=True) + 10 * eps).rsqrt()
-    return (x_hat * weight.to(wide.dtype)).to(x.dtype)
+    return scale(x_hat, x.dtype, weight, offset, not round_once)
 
 
 def norms_to_compare(text: str) -> list[str]:
