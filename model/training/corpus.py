@@ -20,7 +20,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 
 def corpus_files(data: str, root: Path) -> list[Path]:
-    """Files of a corpus: 'python', 'shakespeare' (fetched into `root`) or a path. Raises InputError for another name."""
+    """Files of a corpus: 'python', 'shakespeare' (fetched into `root`) or a path. Raises InputError for any other."""
     if data == "shakespeare":
         return [fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, root / "shakespeare.txt")]
     if data == "python":

@@ -114,7 +114,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
 
 
 def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
-    """Metrics of the first `done` steps, those that can be read: the rest is a gap in the curves, and said.
+    """Metrics of the first `done` steps; says how many are missing or damaged, and so a gap in the curves.
 
     A killed run may have left more lines, and half a line.
     """
