@@ -202,8 +202,8 @@ def answer(
     Returns the new text, the number of its tokens, and why it ended. If `stoppable`, Ctrl-C ends the text alone.
     """
     pieces = TokenStream(tokenizer)
-    before = "".join([pieces.push(id) for id in prompt_ids])
-    shown = before if echo else ""
+    prompt = "".join([pieces.push(id) for id in prompt_ids])  # also without echo: the stream has to know it
+    shown = prompt if echo else ""
     text, n_new, reason = "", 0, ""
     try:
         print(shown, end="", flush=True)

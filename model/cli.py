@@ -99,7 +99,7 @@ def _number(
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run a command: bad input, a full disk or memory end in one line and exit code 2, Ctrl-C in 130, no traceback."""
+    """Run a command. Bad input, a full disk and too little memory end in one line and exit code 2; Ctrl-C in 130."""
     _prepare_streams()
     sys.excepthook = _quiet_interrupt  # for the imports that follow a command's arguments, outside of any try
     try:
