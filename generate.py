@@ -153,7 +153,7 @@ def complete(
     n_texts, capacity = len(encoded) * args.num_samples, max(lengths) + n_new
     check_memory(model, n_texts, capacity)
     encoded = [prompt_ids for prompt_ids in encoded for _ in range(args.num_samples)]
-    step = compiled_step(args, model, n_texts, capacity, len(lengths) > 1) if n_new > 1 else None
+    step = compiled_step(model, n_texts, capacity, len(lengths) > 1) if args.compile and n_new > 1 else None
     draw = drawing(args, tokenizer, n_texts, model.embed_tokens.weight.device)
     started = time.perf_counter()
     rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
@@ -173,7 +173,9 @@ def complete(
 
 def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
     """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    step = compiled_step(args, model, 1, model.config.context_length, padded=False)
+    step = None
+    if args.compile and args.max_new_tokens > 1:
+        step = compiled_step(model, 1, model.config.context_length, padded=False)
     draw = drawing(args, tokenizer, 1, model.embed_tokens.weight.device)
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
     for text in prompts or typed():
@@ -256,12 +258,8 @@ def drawing(
     return draw
 
 
-def compiled_step(
-    args: argparse.Namespace, model: Llama, n_texts: int, capacity: int, padded: bool
-) -> Callable[..., Tensor] | None:
-    """The compiled step for a token, or None without --compile. Compiles now, so that no text pauses later."""
-    if not args.compile or args.max_new_tokens <= 1:
-        return None
+def compiled_step(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callable[..., Tensor]:
+    """The step for a token after the first, compiled now, so that no text pauses later."""
     from model.compiled_step import compile_step, warm_up  # imports Inductor: a second that others need not wait
 
     started = time.perf_counter()
@@ -279,7 +277,10 @@ def check_room(model: Llama, what: str, prompt_ids: list[int]) -> None:
 
 
 def check_memory(model: Llama, n_texts: int, capacity: int) -> None:
-    """Allocate as many bytes as the texts' caches will need, and free them. Raises InputError where that fails."""
+    """Allocate at once what the texts' caches will need, and free it. Raises InputError where that fails.
+
+    Linux would grant the caches one by one, and then kill the process that fills them.
+    """
     config, weight = model.config, model.embed_tokens.weight
     a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight.element_size()
     n_bytes = n_texts * capacity * a_token

@@ -4,7 +4,7 @@
     python scripts/plant_faults.py tests/faults.txt --only rope.py     those whose text holds a word
 
 A list has a paragraph for each fault: what it does, the file, the text there (which must occur once), and the text in
-its place. Lines of several may follow each other.
+its place. Lines of several may follow each other, but for empty ones.
 
     # the causal mask lets a query see the next token
     model/attention.py
@@ -80,7 +80,7 @@ def mirrored_tests(copy: Path, path: str) -> list[str]:
     """The test file that mirrors a source file, or the folder that does; nothing where there is neither."""
     source = Path("tests") / path
     candidates = [source.with_name(f"test_{source.name}"), source.parent]
-    found = next(test for test in candidates if (copy / test).exists())
+    found = next((test for test in candidates if (copy / test).exists()), Path("tests"))
     return [] if found == Path("tests") else [str(found)]
 
 
@@ -90,13 +90,14 @@ def failure(copy: Path, arguments: list[str]) -> str | None:
     # Two faults of one size within a second would share a file of bytecode.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST)
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
         return f"none, but the tests take more than {LONGEST} s"
     if done.returncode == 0:
         return None
-    failed = FAILED.search(done.stdout)
-    return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1]
+    printed = (done.stdout + done.stderr).decode("utf-8", "replace")
+    failed = FAILED.search(printed)
+    return failed[1] if failed else printed.strip().splitlines()[-1]
 
 
 def main() -> None:
@@ -104,10 +105,10 @@ def main() -> None:
     faults = [fault for fault in read_faults(args.faults) if args.only in fault.effect + fault.path]
     if not faults:
         raise InputError(f"no fault of {args.faults} holds {args.only!r}; name another --only")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in filter(None, listed.split("\0")):
+        for name in filter(None, listed.stdout.split("\0")):
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name)

@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kernels import InputError
+
 
 @contextlib.contextmanager
 def locked_by(path: Path, if_taken: Callable[[], None]) -> Iterator[bool]:
     """Hold the lock file at `path` during the block: True, or False on a disk without locks, where nothing is held.
 
-    Where another process holds it, call `if_taken`, which may raise, and wait.
+    Where another process holds it, call `if_taken`, which may raise, and wait. Raises InputError if it is not our file.
     """
     from filelock import FileLock, Timeout  # not at the top, which train.py --help waits for
 
@@ -21,8 +23,10 @@ def locked_by(path: Path, if_taken: Callable[[], None]) -> Iterator[bool]:
     except Timeout:
         if_taken()
         lock.acquire()
-    except PermissionError:  # the file is another user's
-        raise
+    except PermissionError as error:
+        raise InputError(
+            f"{path} is another user's; expected a folder of your own, or one without that file"
+        ) from error
     except (OSError, NotImplementedError):
         pass  # a disk without locks
     try:

@@ -118,9 +118,9 @@ class RunLog:
 
     def _draw(self) -> None:
         """Draw the curves. Say why one cannot be drawn, unless that was the reason before; the run goes on."""
-        reason = why_not_drawn(plot_losses, self.metrics, self._unigram_loss, self._out / "loss.png") or why_not_drawn(
-            plot_norms, self.metrics, self._norm_names, self._eps, self._out / "norms.png"
-        )
+        losses = why_not_drawn(plot_losses, self.metrics, self._unigram_loss, self._out / "loss.png")
+        norms = why_not_drawn(plot_norms, self.metrics, self._norm_names, self._eps, self._out / "norms.png")
+        reason = losses or norms
         if reason and reason != self._undrawn:
             say(reason)
         self._undrawn = reason

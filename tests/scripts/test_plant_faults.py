@@ -98,3 +98,4 @@ def test_mirrored_tests(repository):
     assert mirrored_tests(repository, "model/area.py") == ["tests/model/test_area.py"]
     assert mirrored_tests(repository, "model/other.py") == ["tests/model"]
     assert mirrored_tests(repository, "other.py") == []
+    assert mirrored_tests(repository, "configs/tiny.json") == []
