@@ -11,8 +11,8 @@ its place. Lines of several may follow each other, but for empty ones.
     - keys <= queries
     + keys <= queries + 1
 
-The tests that mirror the file run first, then all of them, until one fails. Exit code 0: every fault was found. 1: some
-lived, and each of them wants a test.
+The tests that mirror the file run first, then those of its folder, then all of them, until one fails. Exit code 0: every
+fault was found. 1: some lived, and each of them wants a test.
 """
 
 from __future__ import annotations
@@ -77,11 +77,10 @@ def _parse(path: Path, lines: list[str]) -> Fault:
 
 
 def mirrored_tests(copy: Path, path: str) -> list[str]:
-    """The test file that mirrors a source file, or the folder that does; nothing where there is neither."""
+    """The test file that mirrors a source file, and the folder that does, as far as they are there."""
     source = Path("tests") / path
     candidates = [source.with_name(f"test_{source.name}"), source.parent]
-    found = next((test for test in candidates if (copy / test).exists()), Path("tests"))
-    return [] if found == Path("tests") else [str(found)]
+    return [str(test) for test in candidates if (copy / test).exists() and test != Path("tests")]
 
 
 def failure(copy: Path, arguments: list[str]) -> str | None:
@@ -121,8 +120,8 @@ def main() -> None:
             file, started = copy / fault.path, time.perf_counter()
             content = file.read_text(encoding="utf-8")
             file.write_text(content.replace(fault.old, fault.new), encoding="utf-8")
-            nearby = mirrored_tests(copy, fault.path)
-            found_by = (failure(copy, nearby) if nearby else None) or failure(copy, everything)
+            rounds = [[test] for test in mirrored_tests(copy, fault.path)] + [everything]
+            found_by = next(filter(None, (failure(copy, tests) for tests in rounds)), None)
             file.write_text(content, encoding="utf-8")
             n_found += found_by is not None
             verdict = f"found by {found_by}" if found_by else "LIVED"
