@@ -11,8 +11,8 @@ its place. Lines of several may follow each other, but for empty ones.
     - keys <= queries
     + keys <= queries + 1
 
-The tests that mirror the file run first, then those of its folder, then all of them, until one fails. Exit code 0: every
-fault was found. 1: some lived, and each of them wants a test.
+The tests that mirror the file run first, then those of its folder, then all of them, until one fails. Exit code 0:
+every fault was found. 1: some lived, and each of them wants a test.
 """
 
 from __future__ import annotations
