@@ -55,10 +55,11 @@ def parse_args() -> argparse.Namespace:
 
 
 def utf8_text(given: str) -> str:
-    """An argparse type: the text without a byte-order mark."""
-    if any("\ud800" <= character <= "\udfff" for character in given):  # what Python makes of bytes that are not UTF-8
-        raise argparse.ArgumentTypeError("this is not UTF-8 text; check the encoding of the terminal")
-    return given.removeprefix("\ufeff")
+    """An argparse type: the text without a byte-order mark, whatever Python took its bytes for."""
+    try:
+        return os.fsencode(given).decode("utf-8-sig")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError("this is not UTF-8 text; check the encoding of the terminal") from error
 
 
 if __name__ == "__main__":
@@ -94,9 +95,9 @@ def main() -> None:
 
 
 def read_prompts(given: list[str] | None) -> list[str]:
-    """Prompts of the command line, or else what standard input holds. Raises InputError if that is not UTF-8.
+    """Prompts of the command line, or else what standard input holds; nothing is read from a terminal.
 
-    Nothing is read from a terminal.
+    Raises InputError if standard input cannot be read, or is not UTF-8.
     """
     if given is not None:
         return given
@@ -106,8 +107,10 @@ def read_prompts(given: list[str] | None) -> list[str]:
         with suppress(AttributeError, OSError):  # absent on Windows before Python 3.12; or without a descriptor
             os.set_blocking(sys.stdin.fileno(), True)  # or a slow writer's text would be cut where it pauses
         content = sys.stdin.buffer.read()
-    except (AttributeError, OSError, ValueError):  # standard input is absent, as under some supervisors, or closed
+    except (AttributeError, ValueError):  # standard input is absent, as under some supervisors, or closed
         return []
+    except OSError as error:
+        raise InputError(f"standard input cannot be read ({error.strerror}); give a --prompt, or a file") from error
     try:
         prompt = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

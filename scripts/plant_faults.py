@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import InputError
 from model.cli import Parser, run, say
+from model.json_file import decode_text, read_file
 
 LONGEST = 1800  # seconds of a test run, after which a fault counts as found: it hangs
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -56,11 +57,8 @@ def parse_args() -> argparse.Namespace:
 
 def read_faults(path: Path) -> list[Fault]:
     """The faults of a list. Raises InputError where one is incomplete, or its text does not occur exactly once."""
-    try:
-        paragraphs = path.read_text(encoding="utf-8").strip().split("\n\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); name a list of faults") from error
-    return [_parse(path, paragraph.splitlines()) for paragraph in paragraphs]
+    paragraphs = decode_text(path, read_file(path)).strip().split("\n\n")
+    return [_parse(path, paragraph.splitlines()) for paragraph in paragraphs if paragraph]
 
 
 def _parse(path: Path, lines: list[str]) -> Fault:
