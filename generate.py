@@ -55,10 +55,11 @@ def parse_args() -> argparse.Namespace:
 
 
 def utf8_text(given: str) -> str:
-    """An argparse type: the text without a byte-order mark."""
-    if any("\ud800" <= character <= "\udfff" for character in given):  # what Python makes of bytes that are not UTF-8
-        raise argparse.ArgumentTypeError("this is not UTF-8 text; check the encoding of the terminal")
-    return given.removeprefix("\ufeff")
+    """An argparse type: the text without a byte-order mark, whatever Python took its bytes for."""
+    try:
+        return os.fsencode(given).decode("utf-8-sig")
+    except UnicodeError as error:
+        raise argparse.ArgumentTypeError("this is not UTF-8 text; check the encoding of the terminal") from error
 
 
 if __name__ == "__main__":
@@ -94,9 +95,9 @@ def main() -> None:
 
 
 def read_prompts(given: list[str] | None) -> list[str]:
-    """Prompts of the command line, or else what standard input holds. Raises InputError if that is not UTF-8.
+    """Prompts of the command line, or else what standard input holds; nothing is read from a terminal.
 
-    Nothing is read from a terminal.
+    Raises InputError if standard input cannot be read, or is not UTF-8.
     """
     if given is not None:
         return given
@@ -106,8 +107,10 @@ def read_prompts(given: list[str] | None) -> list[str]:
         with suppress(AttributeError, OSError):  # absent on Windows before Python 3.12; or without a descriptor
             os.set_blocking(sys.stdin.fileno(), True)  # or a slow writer's text would be cut where it pauses
         content = sys.stdin.buffer.read()
-    except (AttributeError, OSError, ValueError):  # standard input is absent, as under some supervisors, or closed
+    except (AttributeError, ValueError):  # standard input is absent, as under some supervisors, or closed
         return []
+    except OSError as error:
+        raise InputError(f"standard input cannot be read ({error.strerror}); give a --prompt, or a file") from error
     try:
         prompt = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -154,7 +157,7 @@ def complete(
     n_texts, capacity = len(encoded) * args.num_samples, max(lengths) + n_new
     check_memory(model, n_texts, capacity)
     encoded = [prompt_ids for prompt_ids in encoded for _ in range(args.num_samples)]
-    step = compiled_step(args, model, n_texts, capacity, len(lengths) > 1) if n_new > 1 else None
+    step = compiled_step(model, n_texts, capacity, len(lengths) > 1) if args.compile and n_new > 1 else None
     draw = drawing(args, tokenizer, n_texts, model.embed_tokens.weight.device)
     started = time.perf_counter()
     rows = generate(model, encoded, args.max_new_tokens, end_ids, draw, step)
@@ -174,7 +177,9 @@ def complete(
 
 def chat(args: argparse.Namespace, prompts: list[str], model: Llama, tokenizer: Tokenizer, end_ids: set[int]) -> None:
     """Answer the prompts as one conversation, or what is typed; Ctrl-C ends an answer, Ctrl-D the conversation."""
-    step = compiled_step(args, model, 1, model.config.context_length, padded=False)
+    step = None
+    if args.compile and args.max_new_tokens > 1:
+        step = compiled_step(model, 1, model.config.context_length, padded=False)
     draw = drawing(args, tokenizer, 1, model.embed_tokens.weight.device)
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
     for text in prompts or typed():
@@ -203,8 +208,8 @@ def answer(
     Returns the new text, the number of its tokens, and why it ended. If `stoppable`, Ctrl-C ends the text alone.
     """
     pieces = TokenStream(tokenizer)
-    before = "".join([pieces.push(id) for id in prompt_ids])
-    shown = before if echo else ""
+    prompt = "".join([pieces.push(id) for id in prompt_ids])  # also without echo: the stream has to know it
+    shown = prompt if echo else ""
     text, n_new, reason = "", 0, ""
     try:
         print(shown, end="", flush=True)
@@ -257,12 +262,8 @@ def drawing(
     return draw
 
 
-def compiled_step(
-    args: argparse.Namespace, model: Llama, n_texts: int, capacity: int, padded: bool
-) -> Callable[..., Tensor] | None:
-    """The compiled step for a token, or None without --compile. Compiles now, so that no text pauses later."""
-    if not args.compile or args.max_new_tokens <= 1:
-        return None
+def compiled_step(model: Llama, n_texts: int, capacity: int, padded: bool) -> Callable[..., Tensor]:
+    """The step for a token after the first, compiled now, so that no text pauses later."""
     from model.compiled_step import compile_step, warm_up  # imports Inductor: a second that others need not wait
 
     started = time.perf_counter()
@@ -280,7 +281,10 @@ def check_room(model: Llama, what: str, prompt_ids: list[int]) -> None:
 
 
 def check_memory(model: Llama, n_texts: int, capacity: int) -> None:
-    """Allocate as many bytes as the texts' caches will need, and free them. Raises InputError where that fails."""
+    """Allocate at once what the texts' caches will need, and free it. Raises InputError where that fails.
+
+    Linux would grant the caches one by one, and then kill the process that fills them.
+    """
     config, weight = model.config, model.embed_tokens.weight
     a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight.element_size()
     n_bytes = n_texts * capacity * a_token

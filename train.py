@@ -97,7 +97,7 @@ def resumed(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raises InputError for numbers that don't fit each other, or no computation."""
+    """Raise InputError for numbers that contradict each other or are too large to compute with."""
     if args.warmup is not None and args.warmup >= args.steps:
         raise InputError(
             f"--warmup {args.warmup} leaves none of --steps {args.steps} at the full learning rate; use fewer, "

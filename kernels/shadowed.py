@@ -13,7 +13,7 @@ NAME = "kernels.shadowed.package"
 
 
 def attribute(name: str) -> Any:
-    """Its attribute. Raises AttributeError where it is not installed, or has no such name."""
+    """The package's attribute `name`. Raises AttributeError if the package is not installed or has no such name."""
     # Python asks here too before it imports a module of ours for `from kernels import reference`.
     package = None if importlib.util.find_spec(f"kernels.{name}") else _package()
     if package is None or not hasattr(package, name):

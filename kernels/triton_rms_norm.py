@@ -332,15 +332,19 @@ def _empty_gradients(h: Tensor, weight: Tensor | None, wants_dweight: bool) -> t
     return h.new_empty(h.shape), dweight
 
 
-def _differentiable(operator: Any, fake: Callable, backward: Callable, setup_context: Callable) -> Callable[..., Any]:
+def _differentiable(operator: Any, fake: Callable, derivative: Callable, save: Callable) -> Callable[..., Any]:
     """`operator` with two equal derivatives: its own, for torch.compile, and a Function's, for torch.func."""
     operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=setup_context)
-    methods = {"forward": lambda *args: operator(*args), "setup_context": setup_context, "backward": backward}
-    methods["jvp"] = _no_forward_mode
-    members = {name: staticmethod(method) for name, method in methods.items()} | {"generate_vmap_rule": True}
-    function = type("RMSNorm", (torch.autograd.Function,), members)
-    return lambda *args: (operator if torch.compiler.is_compiling() else function.apply)(*args)
+    operator.register_autograd(derivative, setup_context=save)
+
+    class RMSNorm(torch.autograd.Function):
+        forward = staticmethod(lambda *args: operator(*args))
+        setup_context = staticmethod(save)
+        backward = staticmethod(derivative)
+        jvp = staticmethod(_no_forward_mode)
+        generate_vmap_rule = True
+
+    return lambda *args: (operator if torch.compiler.is_compiling() else RMSNorm.apply)(*args)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple, output: tuple) -> None:

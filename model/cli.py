@@ -99,7 +99,7 @@ def _number(
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run a command: bad input, a full disk or memory end in one line and exit code 2, Ctrl-C in 130, no traceback."""
+    """Run a command. Bad input, a full disk and too little memory end in one line and exit code 2; Ctrl-C in 130."""
     _prepare_streams()
     sys.excepthook = _quiet_interrupt  # for the imports that follow a command's arguments, outside of any try
     try:
@@ -113,6 +113,11 @@ def run(main: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout once more at exit
         sys.exit(141)
     except OSError as error:
+        if error.errno == errno.EBADF and error.filename is None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _fail(
+                "the output cannot be written: stdout is open for reading alone; expected a file or a pipe to write to"
+            )
         if error.errno not in FULL:
             raise
         _fail(f"{error.filename or 'the output'} cannot be written ({error.strerror}); free some space and try again")
@@ -124,8 +129,18 @@ def run(main: Callable[[], object]) -> None:
         _fail(f"out of memory{more}; make the model, the batch or the text smaller")
 
 
+class _Messages(io.FileIO):
+    """stderr: what cannot be written there, since its disk is full or its reader has gone, is dropped."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return len(content)
+
+
 def _prepare_streams() -> None:
-    """Open the standard streams that our caller has closed, and let no character end a command.
+    """Open the standard streams that our caller has closed, and let no message and no character end a command.
 
     Output is UTF-8 unless it goes to a terminal or PYTHONIOENCODING names another encoding.
     """
@@ -138,6 +153,10 @@ def _prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
         stream = getattr(sys, name)
+        binary = getattr(stream, "buffer", None)
+        if number == 2 and isinstance(getattr(binary, "raw", binary), io.FileIO):  # raw itself under python -u
+            messages = io.BufferedWriter(_Messages(stream.fileno(), "w", closefd=False))
+            stream = sys.stderr = io.TextIOWrapper(messages, stream.encoding, stream.errors, line_buffering=True)
         if isinstance(stream, io.TextIOWrapper) and not stream.closed:  # a notebook puts something else there
             encoding = None if chosen or stream.isatty() else "utf-8"
             errors = "replace" if stream.errors in ("strict", "surrogateescape") else stream.errors
@@ -223,9 +242,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-        if device.type != "meta":
+        if device.type != "meta" and not (device.type == "cpu" and device.index):
             return device
-        reason = "its tensors hold no data"
+        reason = "its tensors hold no data" if device.type == "meta" else "the CPU is one device"
     except (RuntimeError, AssertionError, ImportError) as error:  # AssertionError: a torch built without CUDA
         reason = str(error).split("\n")[0].split(". ")[0].rstrip(".")
     raise InputError(f"--device {name} cannot be used here ({reason}); use --device cpu, or auto")

@@ -59,7 +59,7 @@ ROPE_SCALING_KEYS: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 
-# A key that one of them has, and another kind's rope_scaling, is refused. transformers reads no others.
+# All keys that transformers reads there. One that belongs to another rope_type is refused.
 ROPE_KEYS = {"partial_rotary_factor", "short_factor", "long_factor"}.union(
     *(needed | possible for needed, possible in ROPE_SCALING_KEYS.values())
 )
@@ -121,7 +121,7 @@ class LlamaConfig:
         """Check the keys of a config.json and fill in what LLaMA's and Mistral's own configs leave out.
 
         `rms_norm_eps` overrides that of `values`. Raises InputError naming key and value. Keys that nobody reads are
-        named on stderr, as those of the file at `path`.
+        named on stderr, with `path` as their file.
         """
         values = {key: value for key, value in values.items() if key not in HARMLESS_KEYS}
         if rms_norm_eps is not None:

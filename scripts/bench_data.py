@@ -71,7 +71,7 @@ def main() -> None:
         seconds = time.perf_counter() - started
         if done.returncode:
             raise InputError(f"prepare_data.py ended with exit code {done.returncode}; its message is above")
-        # In bytes on macOS, in KiB elsewhere. It counts this process until it became the other: less than that takes.
+        # In bytes on macOS, in KiB elsewhere. It counts the fork of this process too, which is smaller.
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         size = text.stat().st_size
         [meta_file] = data.glob("*/meta.json")

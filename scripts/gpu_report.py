@@ -175,9 +175,9 @@ def write_markdown(results: dict[str, dict[str, Any]], machine: str, out: Path) 
             lines.append(f"| {name.removeprefix('train-')} | {figures} |")
     for name in FIGURES:
         title, printed = results[name]["title"], out / "logs" / f"{name}.txt"
-        text = printed.read_text("utf-8").rstrip() or "nothing printed"
+        text = printed.read_text("utf-8", "replace").rstrip() or "nothing printed"
         if results[name]["result"] != "passed":
-            errors = (out / "logs" / f"{name}.err").read_bytes().decode()  # read_text would take \r for \n
+            errors = (out / "logs" / f"{name}.err").read_bytes().decode("utf-8", "replace")  # read_text takes \r for \n
             text += "\n" + re.sub(r".*\r", "", errors).rstrip()[-2000:]
         lines += ["", f"## {title}", "", "```", text, "```"]
         if "figures" in results[name]:

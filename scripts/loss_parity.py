@@ -135,7 +135,8 @@ def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> l
         finally:
             process.terminate()  # after Ctrl-C; does nothing to a run that has ended
     if process.returncode:
-        raise InputError(f"train.py --norm {norm} failed: {(log.read_text('utf-8').splitlines() or ['no output'])[-1]}")
+        lines = log.read_text("utf-8", "replace").splitlines() or ["no output"]
+        raise InputError(f"train.py --norm {norm} failed: {lines[-1]}")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     bar.n = before + len(losses)
     bar.refresh()

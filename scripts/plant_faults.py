@@ -4,15 +4,15 @@
     python scripts/plant_faults.py tests/faults.txt --only rope.py     those whose text holds a word
 
 A list has a paragraph for each fault: what it does, the file, the text there (which must occur once), and the text in
-its place. Lines of several may follow each other.
+its place. Lines of several may follow each other, but for empty ones.
 
     # the causal mask lets a query see the next token
     model/attention.py
     - keys <= queries
     + keys <= queries + 1
 
-The tests that mirror the file run first, then all of them, until one fails. Exit code 0: every fault was found. 1: some
-lived, and each of them wants a test.
+The tests that mirror the file run first, then those of its folder, then all of them, until one fails. Exit code 0:
+every fault was found. 1: some lived, and each of them wants a test.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import InputError
 from model.cli import Parser, run, say
+from model.json_file import decode_text, read_file
 
 LONGEST = 1800  # seconds of a test run, after which a fault counts as found: it hangs
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
@@ -56,11 +57,8 @@ def parse_args() -> argparse.Namespace:
 
 def read_faults(path: Path) -> list[Fault]:
     """The faults of a list. Raises InputError where one is incomplete, or its text does not occur exactly once."""
-    try:
-        paragraphs = path.read_text(encoding="utf-8").strip().split("\n\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); name a list of faults") from error
-    return [_parse(path, paragraph.splitlines()) for paragraph in paragraphs]
+    paragraphs = decode_text(path, read_file(path)).strip().split("\n\n")
+    return [_parse(path, paragraph.splitlines()) for paragraph in paragraphs if paragraph]
 
 
 def _parse(path: Path, lines: list[str]) -> Fault:
@@ -77,11 +75,10 @@ def _parse(path: Path, lines: list[str]) -> Fault:
 
 
 def mirrored_tests(copy: Path, path: str) -> list[str]:
-    """The test file that mirrors a source file, or the folder that does; nothing where there is neither."""
+    """The test file that mirrors a source file, and the folder that does, as far as they are there."""
     source = Path("tests") / path
     candidates = [source.with_name(f"test_{source.name}"), source.parent]
-    found = next(test for test in candidates if (copy / test).exists())
-    return [] if found == Path("tests") else [str(found)]
+    return [str(test) for test in candidates if (copy / test).exists() and test != Path("tests")]
 
 
 def failure(copy: Path, arguments: list[str]) -> str | None:
@@ -90,13 +87,14 @@ def failure(copy: Path, arguments: list[str]) -> str | None:
     # Two faults of one size within a second would share a file of bytecode.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST)
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:
         return f"none, but the tests take more than {LONGEST} s"
     if done.returncode == 0:
         return None
-    failed = FAILED.search(done.stdout)
-    return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1]
+    printed = (done.stdout + done.stderr).decode("utf-8", "replace")
+    failed = FAILED.search(printed)
+    return failed[1] if failed else printed.strip().splitlines()[-1]
 
 
 def main() -> None:
@@ -104,10 +102,10 @@ def main() -> None:
     faults = [fault for fault in read_faults(args.faults) if args.only in fault.effect + fault.path]
     if not faults:
         raise InputError(f"no fault of {args.faults} holds {args.only!r}; name another --only")
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in filter(None, listed.split("\0")):
+        for name in filter(None, listed.stdout.split("\0")):
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name)
@@ -120,8 +118,8 @@ def main() -> None:
             file, started = copy / fault.path, time.perf_counter()
             content = file.read_text(encoding="utf-8")
             file.write_text(content.replace(fault.old, fault.new), encoding="utf-8")
-            nearby = mirrored_tests(copy, fault.path)
-            found_by = (failure(copy, nearby) if nearby else None) or failure(copy, everything)
+            rounds = [[test] for test in mirrored_tests(copy, fault.path)] + [everything]
+            found_by = next(filter(None, (failure(copy, tests) for tests in rounds)), None)
             file.write_text(content, encoding="utf-8")
             n_found += found_by is not None
             verdict = f"found by {found_by}" if found_by else "LIVED"

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import kernels
-from generate import check_memory, drawing, main, read_prompts
+from generate import check_memory, drawing, main, read_prompts, utf8_text
 from kernels import InputError
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
@@ -507,3 +508,21 @@ def test_what_cant_be_done_is_refused_in_one_line(write, arguments, found):
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("error: ")
     assert found in err
+
+
+def test_standard_input_that_fails_is_no_empty_prompt(monkeypatch):
+    class Reset(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, into):
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Reset())))
+    with pytest.raises(InputError, match="standard input cannot be read"):
+        read_prompts(None)
+
+
+def test_a_prompt_is_utf8_whatever_the_locale(monkeypatch):
+    monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))
+    assert utf8_text("héllo 漢".encode().decode("ascii", "surrogateescape")) == "héllo 漢"

@@ -133,7 +133,7 @@ def _weight_files(folder: Path) -> tuple[Path, list[Path]]:
     It is model.safetensors, which transformers takes first too, an index of shards, or Meta's and Mistral's files.
     """
     names = ("model.safetensors", INDEX, "consolidated.safetensors.index.json")
-    found = [folder / name for name in names if os.path.exists(folder / name)]
+    found = [folder / name for name in names if os.path.lexists(folder / name)]  # a link that leads nowhere, too
     parts = sorted(folder.glob("consolidated*.safetensors"))
     if parts and folder / names[-1] not in found:
         found.append(parts[0])

@@ -92,7 +92,7 @@ def _flag(values: dict[str, Any], key: str) -> bool | None:
 
 
 def _id(name: str, id: Any) -> int:
-    expect(is_id(id) and id < 2**32, f"the id of {show(name)}", id, "a non-negative integer")
+    expect(is_id(id), f"the id of {show(name)}", id, "a non-negative integer below 2^31")
     return id
 
 

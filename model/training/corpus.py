@@ -20,6 +20,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 
 def corpus_files(data: str, root: Path) -> list[Path]:
+    """Files of a corpus: 'python', 'shakespeare' (fetched into `root`) or a path. Raises InputError for any other."""
     if data == "shakespeare":
         return [fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, root / "shakespeare.txt")]
     if data == "python":
@@ -73,6 +74,7 @@ def fetch(url: str, sha256: str, path: Path) -> Path:
 
 @contextmanager
 def reading(place: object) -> Iterator[None]:
+    """Raise InputError, which names the file or else `place`, where the block cannot read one."""
     try:
         yield
     except OSError as error:
@@ -85,13 +87,11 @@ def read_text(file: Path, size: int, by_line: bool = False) -> Iterator[str]:
 
     With `by_line` a piece ends at the first line break, too. Raises InputError if the file is not UTF-8 or unreadable.
     """
-    with reading(file), file.open("rb") as content, io.TextIOWrapper(content, "utf-8", newline="\n") as source:
+    with reading(file), file.open("rb") as content, io.TextIOWrapper(content, "utf-8-sig", newline="\n") as source:
+        read = source.readline if by_line else source.read
         try:
-            read = source.readline if by_line else source.read
-            piece = read(size).removeprefix("\ufeff")
-            while piece:
+            while piece := read(size):
                 yield piece
-                piece = read(size)
         except UnicodeDecodeError as error:
             position = content.tell() - len(error.object) + error.start
             found = f"byte {error.object[error.start]:#x} at {position}: {error.reason}"

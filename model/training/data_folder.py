@@ -5,20 +5,19 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from kernels import InputError
 from model.cli import say
 from model.json_file import errors_in, expect
+from model.training.lock_file import locked_by
 
 FILES = META, MODEL, TOKENS = "meta.json", "tokenizer.model", "tokens.bin"
 KINDS = {"fingerprint": str, "dtype": str, "n_tokens": int, "n_train": int, "vocab_size": int, "sha256": str}
@@ -28,66 +27,63 @@ HASHED = 2**28  # bytes; a larger file is held to its size alone, since hashing 
 def read_prepared(folder: Path) -> dict[str, Any]:
     """meta.json of a folder of prepared data. Raises InputError where a file is missing or is not what was written."""
     meta = read_meta(folder)
-    _check(folder / TOKENS, meta["sha256"], meta["n_tokens"] * np.dtype(meta["dtype"]).itemsize)
-    _check(folder / MODEL, meta.get("tokenizer_sha256"))  # which older folders lack
+    with _made_again(folder):
+        _check(folder / TOKENS, meta["sha256"], meta["n_tokens"] * np.dtype(meta["dtype"]).itemsize)
+        _check(folder / MODEL, meta.get("tokenizer_sha256"))  # which older folders lack
     return meta
 
 
 def _check(path: Path, sha256: str | None, size: int | None = None) -> None:
-    again = _make_again(path.parent)
     try:
         found = path.stat().st_size
         if size is not None and found != size:
-            raise InputError(f"{path} has {found:,} bytes; expected {size:,}; {again}")
+            raise InputError(f"{path} has {found:,} bytes; expected {size:,}")
         if sha256 and found <= HASHED and sha256_of(path) != sha256:
-            raise InputError(f"{path} is damaged: its SHA-256 is not the one in {META}; {again}")
+            raise InputError(f"{path} is damaged: its SHA-256 is not the one in {META}")
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); {again}") from error
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """meta.json of a folder of prepared data, whatever is beside it. Raises InputError if it is missing or damaged."""
-    path, again = folder / META, _make_again(folder)
-    try:
-        meta = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}); expected a JSON object; {again}") from error
-    with errors_in(path):
-        expect(isinstance(meta, dict), "the content", meta, f"a JSON object; {again}")
-        for key, kind in KINDS.items():
-            expect(type(meta.get(key)) is kind, key, meta.get(key), f"a value of type {kind.__name__}; {again}")
-        expect(meta["dtype"] in ("uint16", "uint32"), "dtype", meta["dtype"], f"uint16 or uint32; {again}")
-        n_train, n_tokens = meta["n_train"], meta["n_tokens"]
-        expect(0 < n_train <= n_tokens, "n_train", n_train, f"1 to n_tokens, which is {n_tokens}; {again}")
-        loss = meta.get("unigram_loss")
-        expect(type(loss) is float or n_train == n_tokens, "unigram_loss", loss, f"a value of type float; {again}")
+    path = folder / META
+    with _made_again(folder):
+        try:
+            meta = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read ({error}); expected a JSON object") from error
+        with errors_in(path):
+            expect(isinstance(meta, dict), "the content", meta, "a JSON object")
+            for key, kind in KINDS.items():
+                expect(type(meta.get(key)) is kind, key, meta.get(key), f"a value of type {kind.__name__}")
+            expect(meta["dtype"] in ("uint16", "uint32"), "dtype", meta["dtype"], "uint16 or uint32")
+            n_train, n_tokens, loss = meta["n_train"], meta["n_tokens"], meta.get("unigram_loss")
+            expect(0 < n_train <= n_tokens, "n_train", n_train, f"1 to n_tokens, which is {n_tokens}")
+            expect(type(loss) is float or n_train == n_tokens, "unigram_loss", loss, "a value of type float")
     return meta
 
 
-def _make_again(folder: Path) -> str:
-    return f"remove {folder}, and the next run makes it again"
+@contextmanager
+def _made_again(folder: Path) -> Iterator[None]:
+    """Append the remedy to the block's InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{error}; remove {folder}, and the next run makes it again") from error
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one command at a time make the folder; say so while this one waits. Remove what a killed one has left."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"another command is preparing {folder}; waiting for it")
-        lock.acquire()
-    except (OSError, NotImplementedError):  # a disk without locks: each command works in a folder of its own
+    """Let one command at a time make the folder; say so while this one waits. Remove what a killed one has left.
+
+    On a disk without locks each command works in a folder of its own.
+    """
+    path = folder.with_name(f".{folder.name}.lock")
+    with locked_by(path, lambda: say(f"another command is preparing {folder}; waiting for it")) as held:
+        if held:
+            for left in folder.parent.glob(f".{glob.escape(folder.name)}-{'?' * 8}.partial"):
+                shutil.rmtree(left, ignore_errors=True)
         yield
-        return
-    try:
-        for left in folder.parent.glob(f".{glob.escape(folder.name)}-{'?' * 8}.partial"):
-            shutil.rmtree(left, ignore_errors=True)
-        yield
-    finally:
-        with suppress(OSError):  # Windows removes the file itself
-            os.unlink(lock.lock_file)
-        lock.release()
 
 
 def work_folder(path: Path) -> tempfile.TemporaryDirectory[str]:

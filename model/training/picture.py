@@ -1,4 +1,4 @@
-"""The one place that imports matplotlib: pictures are files, so they need no backend, and no run ends for one."""
+"""The one place that imports matplotlib. Pictures are files, so they need no backend; a failed one ends no run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What matplotlib raises where it is broken or missing, its fonts or settings are, or the disk is full.
+# Raised where matplotlib, its fonts or its settings are broken or missing, or where the disk is full.
 NOT_DRAWN = (AttributeError, ImportError, OSError, RuntimeError, ValueError)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches. It belongs to no window, so what MPLBACKEND names isn't needed.
+    """An empty figure, in inches, that belongs to no window: MPLBACKEND is ignored.
 
-    Raises ImportError where matplotlib does not import.
+    Raises ImportError if matplotlib cannot be imported.
     """
     backend = os.environ.pop("MPLBACKEND", None)  # matplotlib's first import would refuse one that isn't installed
     try:

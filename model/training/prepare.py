@@ -75,8 +75,7 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
                     if not is_ready():  # on a disk without locks, another command may have made it
                         raise
     except OSError as error:
-        message = f"{folder} cannot be written ({error}); free some space, or name another place"
-        raise InputError(message) from error
+        raise InputError(f"{folder} cannot be written ({error}); free some space, or name another place") from error
     return folder
 
 
@@ -108,7 +107,7 @@ def _fill(folder: Path, data: str, files: list[Path], vocab_size: int) -> dict[s
 
 
 def _drawn_lines(documents: list[Path], share: float) -> Iterator[str]:
-    """Each line with probability `share`, the same ones for the same text."""
+    """Lines of the text, each with probability `share`; the same text gives the same lines."""
     draw = random.Random(0)
     for file in documents:
         for line in read_text(file, LINE, by_line=True):
@@ -174,7 +173,7 @@ def _unigram_loss(path: Path, dtype: np.dtype, n_train: int, n_tokens: int, voca
 
 
 def _count(path: Path, dtype: np.dtype, start: int, end: int, vocab_size: int) -> np.ndarray:
-    """How often each id stands in a stretch of the file, (vocab_size,)."""
+    """Number of times that each id occurs in file[start:end], in ids; (vocab_size,)."""
     counts = np.zeros(vocab_size, np.int64)
     for first in range(start, end, BLOCK):
         ids = np.fromfile(path, dtype, min(BLOCK, end - first), offset=first * dtype.itemsize)

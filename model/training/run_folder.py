@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kernels import InputError
 from model.cli import make_folder, rank, say
 from model.json_file import read_object
+from model.training.lock_file import locked_by
 
 if TYPE_CHECKING:
     from model.config import LlamaConfig
@@ -26,29 +27,23 @@ STEP = re.compile(r"step-(\d+)")
 def locked(folder: Path) -> Iterator[None]:
     """Make the folder and keep other runs out of it during the block; remove it if the block leaves it new and empty.
 
-    The first process alone holds the lock; if the process is killed, the operating system releases it. Raises
-    InputError where another run holds it, or the folder is not writable.
+    The first process alone holds the lock. Raises InputError where another run holds it, or the folder is not writable.
     """
     if rank():
         yield
         return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file; expected a folder, or a name that is free")
-    from filelock import FileLock, Timeout  # not at the top, which --help waits for
+
+    def refuse() -> None:
+        raise InputError(f"another run is writing {folder}; wait until it ends, or name another --out")
 
     new = not folder.exists()
     make_folder("--out", folder)
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(f"another run is writing {folder}; wait until it ends, or name another --out") from error
-    try:
-        yield
+        with locked_by(folder / LOCK, refuse):
+            yield
     finally:
-        with contextlib.suppress(OSError):  # Windows removes no file that is open
-            (folder / LOCK).unlink()
-        lock.release()
         if new:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
@@ -119,7 +114,7 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
 
 
 def earlier_metrics(path: Path, done: int) -> list[dict[str, Any]]:
-    """Metrics of the first `done` steps, those that can be read: the rest is a gap in the curves, and said.
+    """Metrics of the first `done` steps; says how many are missing or damaged, and so a gap in the curves.
 
     A killed run may have left more lines, and half a line.
     """

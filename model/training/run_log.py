@@ -80,7 +80,7 @@ class RunLog:
         self._out, self._unigram_loss, self._norm_names, self._eps = out, unigram_loss, norm_names, eps
         self._peak_speed = peak_speed
         self._file = open(out / METRICS if rank() == 0 else os.devnull, "a")  # noqa: SIM115
-        # With the bar of no width that a terminal of 80 columns may leave, the rest of the line fits.
+        # A terminal of 80 columns may leave the bar no width, but has room for the rest.
         shown = "{n_fmt}/{total_fmt} {bar} {desc}{remaining} left"
         off = None if rank() == 0 else True  # None: where stderr is not a terminal
         self._bar = tqdm(total=n_steps, initial=done, bar_format=shown, disable=off)
@@ -117,10 +117,10 @@ class RunLog:
         return loss if self.val_loss is None else f"{loss}, {name} {self.val_loss:.3f}"
 
     def _draw(self) -> None:
-        """Draw the curves. What can't be drawn is said, once for each reason, and the run goes on."""
-        reason = why_not_drawn(plot_losses, self.metrics, self._unigram_loss, self._out / "loss.png") or why_not_drawn(
-            plot_norms, self.metrics, self._norm_names, self._eps, self._out / "norms.png"
-        )
+        """Draw the curves. Say why one cannot be drawn, unless that was the reason before; the run goes on."""
+        losses = why_not_drawn(plot_losses, self.metrics, self._unigram_loss, self._out / "loss.png")
+        norms = why_not_drawn(plot_norms, self.metrics, self._norm_names, self._eps, self._out / "norms.png")
+        reason = losses or norms
         if reason and reason != self._undrawn:
             say(reason)
         self._undrawn = reason

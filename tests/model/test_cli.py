@@ -120,6 +120,24 @@ run(main)
     assert done.stderr == (b"" if 2 in closed else b"a library'sours\na child\nerror: the end\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+def test_messages_that_cannot_be_written_end_nothing():
+    program = "from model.cli import run, say; run(lambda: [say('lost'), print('text')])"
+    full, unwritable = os.open("/dev/full", os.O_WRONLY), os.open(os.devnull, os.O_RDONLY)
+    for stderr, flags in ((full, []), (full, ["-u"]), (unwritable, [])):
+        command = [sys.executable, *flags, "-c", program]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr)
+        assert (done.returncode, done.stdout) == (0, b"text\n")
+
+
+def test_an_output_that_is_open_for_reading_alone_is_one_line():
+    program = "from model.cli import run; run(lambda: print('text'))"
+    with open(os.devnull) as stdout:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
 WRITTEN = "é \u2047 🙂"
 
 

@@ -95,6 +95,7 @@ def test_a_fault_that_does_not_fit_is_refused(repository, old, new, reason):
 
 
 def test_mirrored_tests(repository):
-    assert mirrored_tests(repository, "model/area.py") == ["tests/model/test_area.py"]
+    assert mirrored_tests(repository, "model/area.py") == ["tests/model/test_area.py", "tests/model"]
     assert mirrored_tests(repository, "model/other.py") == ["tests/model"]
     assert mirrored_tests(repository, "other.py") == []
+    assert mirrored_tests(repository, "configs/tiny.json") == []

@@ -174,7 +174,7 @@ def test_transformers_gives_a_trained_tokenizer_the_same_ids(ours, tmp_path):
     assert len(theirs) == ours.vocab_size
 
 
-def test_llama_cpp_converts_a_trained_tokenizer_with_bos_and_without_a_space(ours):
+def test_a_trained_tokenizer_has_the_settings_that_llama_cpps_converter_reads(ours):
     # convert_hf_to_gguf.py, LlamaModel.set_vocab: add_space_prefix is add_prefix_space, and true where that is missing.
     # gguf's SpecialVocab takes add_bos_token and add_eos_token. Without a tokenizer.json it takes ids from config.json.
     config = json.loads(ours.files["tokenizer_config.json"])

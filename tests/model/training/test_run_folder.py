@@ -1,5 +1,6 @@
 """The folder of a run: one run at a time, nothing trained overwritten, and a state that needs no file beside it."""
 
+import errno
 import json
 import shutil
 
@@ -8,7 +9,7 @@ from filelock import FileLock, Timeout
 
 import train
 from kernels import InputError
-from model.training.run_folder import earlier_metrics, newest_step, saved_arguments
+from model.training.run_folder import earlier_metrics, locked, newest_step, saved_arguments
 from tests.helpers import metrics_of
 from tests.model.training import runs
 
@@ -64,6 +65,16 @@ def test_the_lock_is_held_from_before_the_first_write_to_after_the_last(trained,
     trained("--steps", 1)
     assert seen == names
     assert not lock.exists()
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, OSError(errno.ENOLCK, "No locks available")])
+def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch, error):
+    def no_lock(*arguments, **keywords):
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", no_lock)
+    with locked(tmp_path / "model"):
+        assert (tmp_path / "model").is_dir()
 
 
 def lose(state):
