@@ -164,7 +164,7 @@ def test_a_run_in_another_form(tmp_path, monkeypatch, command):
     assert all(row["same_function"] for row in rows)
     code, _, err = command(bench_norm.main, *arguments.split(), "--norms", "torch,layer_norm")
     assert (code, err.count("\n")) == (2, 1)
-    assert "layer_norm does not take this form" in err
+    assert "layer_norm' does not take this form" in err
 
 
 INTERPRETER = "triton is not timed here: Triton's interpreter says nothing about Triton's speed"
