@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,8 +62,14 @@ def saved_arguments(folder: Path) -> dict[str, Any]:
 
 
 def newest_step(state: Path) -> int:
-    """Step of the newest whole state; 0 if there is none."""
-    return max((int(found[1]) for path in state.glob("step-*") if (found := STEP.fullmatch(path.name))), default=0)
+    """Step of the newest whole state; 0 if there is none. Raises InputError where that cannot be told."""
+    try:
+        names = os.listdir(state)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise InputError(f"{state} cannot be read ({error.strerror}); make it a readable folder") from error
+    return max((int(found[1]) for name in names if (found := STEP.fullmatch(name))), default=0)
 
 
 def step_folder(state: Path, step: int) -> Path:

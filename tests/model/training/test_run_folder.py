@@ -1,8 +1,11 @@
 """The folder of a run: one run at a time, nothing trained overwritten, and a state that needs no file beside it."""
 
 import errno
+import fcntl
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
@@ -67,14 +70,66 @@ def test_the_lock_is_held_from_before_the_first_write_to_after_the_last(trained,
     assert not lock.exists()
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, OSError(errno.ENOLCK, "No locks available")])
-def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch, recwarn, number):
+    def flock(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path / "model"):
+        assert (tmp_path / "model").is_dir()
+    assert not recwarn.list
+
+
+def test_a_filelock_that_knows_no_locks_stops_no_run(tmp_path, monkeypatch):
     def no_lock(*arguments, **keywords):
-        raise error
+        raise NotImplementedError
 
     monkeypatch.setattr(FileLock, "acquire", no_lock)
     with locked(tmp_path / "model"):
         assert (tmp_path / "model").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.mkdir, r"cannot be locked \(Is a directory\); remove it"),
+        (lambda path: path.symlink_to("/nowhere"), r"cannot be locked \(.*\); remove it"),
+        (Path.touch, "is another user's; expected a folder of your own"),
+    ],
+    ids=["folder", "link", "private"],
+)
+def test_a_lock_that_is_no_file_of_ours_is_one_line(make, said, tmp_path, monkeypatch):
+    lock = tmp_path / ".lock"
+    make(lock)
+
+    def refuse(name, *arguments, usual=os.open, **keywords):
+        if make is Path.touch and Path(name) == lock:  # chmod would not stop root
+            raise PermissionError(errno.EACCES, "Permission denied", str(lock))
+        return usual(name, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError, match=f"^{lock} {said}"), locked(tmp_path):
+        pass
+    assert os.path.lexists(lock)
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_state_that_cannot_be_read_is_not_none(more, trained, workplace, command, monkeypatch):
+    trained("--steps", 3)
+    before = contents(workplace / "out/model")
+
+    def listdir(path, usual=os.listdir):
+        if Path(path).name == "state":  # chmod would not stop root
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    arguments = "--config config.json --data text.txt --block-size 16 --steps 4 --out out/model".split()  # noqa: SIM905
+    code, _, stderr = command(train.main, *arguments, *more)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: out/model/state cannot be read (Permission denied); ")
+    assert contents(workplace / "out/model") == before
 
 
 def lose(state):
