@@ -17,7 +17,7 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 def locked_by(path: Path, if_taken: Callable[[], None]) -> Iterator[bool]:
     """Hold the lock file at `path` during the block: True, or False on a disk without locks, where nothing is held.
 
-    Where another process holds it, call `if_taken`, which may raise, and wait. Raises InputError if it is no lock of ours.
+    Where another process holds it, call `if_taken`, which may raise, and wait. Raises InputError if locking fails.
     """
     from filelock import FileLock, Timeout  # not at the top, which train.py --help waits for
 

@@ -388,7 +388,21 @@ def test_a_resumed_run_keeps_the_data_it_started_with(tmp_path, monkeypatch):
     folder = preparing.prepare("python", 300, tmp_path / "data")
     before = (folder / "tokens.bin").read_bytes()
     text.write_text(LINE * 300)
-    assert preparing.prepare("python", 300, tmp_path / "data", renew=False) == folder
+    assert preparing.prepare("python", 300, tmp_path / "data", wanted="") == folder
     assert (folder / "tokens.bin").read_bytes() == before
     assert preparing.prepare("python", 300, tmp_path / "data") == folder
     assert (folder / "tokens.bin").read_bytes() != before
+
+
+def test_a_resumed_run_finds_its_data_under_another_fingerprint(corpus, root, capsys):
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    wanted = json.loads((folder / "meta.json").read_text())["sha256"]
+    corpus.write_text("a dog ran\n" * 50)
+    other = prepare(str(corpus), VOCAB_SIZE, root)
+    (root / f"{corpus.stem}-0-{VOCAB_SIZE}").mkdir()
+    (root / f"{corpus.stem}-0-{VOCAB_SIZE}/meta.json").write_text("damaged")  # no reason to stop
+    capsys.readouterr()
+    assert prepare(str(corpus), VOCAB_SIZE, root, wanted) == folder
+    assert capsys.readouterr().err == f"--data {corpus} or its preparation has changed; the run goes on with {folder}\n"
+    assert prepare(str(corpus), VOCAB_SIZE, root, "0" * 64) == other
+    assert capsys.readouterr().err == ""

@@ -80,6 +80,17 @@ def test_the_noisy_norm_depends_on_the_random_state(trained, monkeypatch):
     assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
 
 
+def test_a_run_whose_text_has_changed_goes_on_with_what_was_prepared(trained, workplace):
+    constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]
+    trained("--steps", 5, *constant, out="out/whole")
+    trained("--steps", 3, *constant)
+    with open("text.txt", "a") as file:
+        file.write("def g(y):\n    return y\n")
+    _, _, stderr = trained("--resume", "--steps", 5)
+    assert "--data text.txt or its preparation has changed; the run goes on with out/data/text-" in stderr
+    assert what_counts(workplace / "out/model")[1] == what_counts(workplace / "out/whole")[1]
+
+
 def test_more_steps_resume_with_the_rate_of_the_longer_run(trained, workplace):
     constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]  # so that the rates of both lengths are the same
     trained("--steps", 6, *constant, out="out/whole")
@@ -274,6 +285,7 @@ def garble_metadata(folder):
 def change_data(folder):
     with open("text.txt", "a") as file:
         file.write("def g(y):\n    return y\n")
+    shutil.rmtree("out/data")
 
 
 def remove_run(folder):
