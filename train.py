@@ -155,18 +155,19 @@ from model.training.state import load_state, save_state
 def main() -> None:
     args = parse_args()
     if args.resume:
-        for name, value in saved_arguments(args.out).items():
+        saved, own = saved_arguments(args.out), args.out / "config.json"
+        for name, value in saved.items():
             if getattr(args, name, value) != value:
                 say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
+        if args.config and args.config == saved.get("config") and not Path(args.config).exists() and own.exists():
+            raise InputError(
+                f"{args.config} is missing, which the run began with; name it by --config, or go on with the config "
+                f"that the run saved: --config {own}"
+            )
     if args.warmup is None:
         args.warmup = min(WARMUP, args.steps // 5)
         if args.warmup < WARMUP:
             say(f"the learning rate warms up for {args.warmup} steps, a fifth of --steps {args.steps}")
-    if args.resume and args.config and not Path(args.config).exists() and (args.out / "config.json").exists():
-        raise InputError(
-            f"{args.config} is missing, which the run began with; name it by --config, or go on with the config that "
-            f"the run saved: --config {args.out / 'config.json'}"
-        )
     config = LlamaConfig.load(args.config or TINY)
     if args.vocab_size:
         config = replace(config, vocab_size=args.vocab_size)

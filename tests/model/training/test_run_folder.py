@@ -341,6 +341,8 @@ def test_a_run_of_the_default_config_resumes_in_a_checkout_that_was_moved(workpl
     assert (code, "/gone/configs/tiny.json is missing, which" in stderr) == (2, True)
     remedy = stderr.strip().rpartition(": ")[2].split()
     assert remedy == ["--config", "out/model/config.json"]
+    _, _, stderr = command(train.main, *RESUME, "--steps", 4, "--config", "nowhere.json")
+    assert "error: nowhere.json is missing; expected a file there\n" in stderr
     code, _, stderr = command(train.main, *RESUME, "--steps", 4, *remedy)
     assert code == 0, stderr
     assert len(metrics_of(workplace / "out/model")) == 4
