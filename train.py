@@ -149,7 +149,7 @@ from model.training.data import batch_starts, check_shapes, load_tokens, step_se
 from model.training.flops import peak_tokens_per_s, training_flops
 from model.training.prepare import prepare
 from model.training.run_log import RunLog, begin_run
-from model.training.state import load_state, save_state
+from model.training.state import keep_newest, load_state, save_state
 
 
 def main() -> None:
@@ -195,6 +195,8 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     done = newest_step(args.out / STATE) if args.resume else 0
     if done >= args.steps:
         say(f"the run in {args.out} has {done} steps behind it; --steps N takes it further")
+        if rank() == 0:
+            keep_newest(args.out / STATE)  # which a kill after the last save may have left undone
         return 0
     metrics = earlier_metrics(args.out / METRICS, done)
 
