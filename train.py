@@ -195,8 +195,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     done = newest_step(args.out / STATE) if args.resume else 0
     if done >= args.steps:
         say(f"the run in {args.out} has {done} steps behind it; --steps N takes it further")
-        if rank() == 0:
-            keep_newest(args.out / STATE)  # which a kill after the last save may have left undone
+        keep_newest(args.out / STATE)  # which a kill after the last save may have left undone
         return 0
     metrics = earlier_metrics(args.out / METRICS, done)
 
@@ -216,8 +215,10 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     begin_run(args, done, metrics, {**about, "data": meta})
 
     names, unigram_loss = norm_names(model), meta["unigram_loss"]
-    log = RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed)
-    with log, caught_signals() as caught:
+    with (
+        RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed) as log,
+        caught_signals() as caught,
+    ):
         for step in range(done, args.steps):
             # Update the weights.
             started = time.perf_counter()
