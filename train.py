@@ -31,6 +31,7 @@ from model.training.run_folder import (
     locked,
     newest_step,
     saved_arguments,
+    saved_data,
 )
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
@@ -71,15 +72,15 @@ def parse_args() -> argparse.Namespace:
     add("--save-interval", type=positive(int), default=50, help="steps between checkpoints, besides the last")
     add("--log-norms", type=positive(int), metavar="N", help="every N steps, log the norms' inputs and draw norms.png")
     args = parser.parse_args()
-    if args.resume:
-        args = resumed(parser, args)
-    check_numbers(args)
-    args.config = args.config or str(TINY)
+    saved = resumed(parser, args) if args.resume else None
+    if saved:
+        args = parser.parse_args(namespace=argparse.Namespace(**vars(saved)))
+    check_numbers(args, saved)
     return args
 
 
 def resumed(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments of the run in --out, parsed as flags, before those given now. Raises InputError."""
+    """The arguments of the run in --out, parsed as flags. Raises InputError."""
     flags = []
     for name, value in saved_arguments(args.out).items():
         flag = name.replace("_", "-")
@@ -90,20 +91,26 @@ def resumed(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
         else:
             flags.append(f"--{flag}={value}")
     try:
-        parser.parse_args(flags)
+        return parser.parse_args(flags)
     except InputError as error:
         raise InputError(f"{args.out / RUN}: {error}; or remove that file, and give the run's flags again") from error
-    return parser.parse_args([*flags, *sys.argv[1:]])
 
 
-def check_numbers(args: argparse.Namespace) -> None:
-    """Raise InputError for numbers that contradict each other or are too large to compute with."""
-    if args.warmup is not None and args.warmup >= args.steps:
+def check_numbers(args: argparse.Namespace, saved: argparse.Namespace | None) -> None:
+    """Raise InputError for numbers that contradict each other or are too large to compute with.
+
+    What a resumed run has saved is taken as it is: earlier versions refused less.
+    """
+
+    def given(*names: str) -> bool:
+        return not saved or any(getattr(args, name) != getattr(saved, name) for name in names)
+
+    if given("warmup") and args.warmup is not None and args.warmup >= args.steps:
         raise InputError(
             f"--warmup {args.warmup} leaves none of --steps {args.steps} at the full learning rate; use fewer, "
             "or leave it out for a fifth of --steps"
         )
-    if args.min_lr is not None and args.min_lr > args.lr:
+    if given("lr", "min_lr") and args.min_lr is not None and args.min_lr > args.lr:
         raise InputError(f"--min-lr {args.min_lr:g} is above --lr {args.lr:g}; expected at most that")
     for flag, rate in (("--lr", args.lr), ("--weight-decay", args.weight_decay)):
         if rate > LARGEST_RATE:
@@ -142,20 +149,26 @@ from model.training.data import batch_starts, check_shapes, load_tokens, step_se
 from model.training.flops import peak_tokens_per_s, training_flops
 from model.training.prepare import prepare
 from model.training.run_log import RunLog, begin_run
-from model.training.state import load_state, save_state
+from model.training.state import keep_newest, load_state, save_state
 
 
 def main() -> None:
     args = parse_args()
     if args.resume:
-        for name, value in saved_arguments(args.out).items():
+        saved, own = saved_arguments(args.out), args.out / "config.json"
+        for name, value in saved.items():
             if getattr(args, name, value) != value:
                 say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
+        if args.config and args.config == saved.get("config") and not Path(args.config).exists() and own.exists():
+            raise InputError(
+                f"{args.config} is missing, which the run began with; name it by --config, or go on with the config "
+                f"that the run saved: --config {own}"
+            )
     if args.warmup is None:
         args.warmup = min(WARMUP, args.steps // 5)
         if args.warmup < WARMUP:
             say(f"the learning rate warms up for {args.warmup} steps, a fifth of --steps {args.steps}")
-    config = LlamaConfig.load(args.config)
+    config = LlamaConfig.load(args.config or TINY)
     if args.vocab_size:
         config = replace(config, vocab_size=args.vocab_size)
     check_shapes(args, config, world_size())
@@ -182,6 +195,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     done = newest_step(args.out / STATE) if args.resume else 0
     if done >= args.steps:
         say(f"the run in {args.out} has {done} steps behind it; --steps N takes it further")
+        keep_newest(args.out / STATE)  # which a kill after the last save may have left undone
         return 0
     metrics = earlier_metrics(args.out / METRICS, done)
 
@@ -201,8 +215,10 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     begin_run(args, done, metrics, {**about, "data": meta})
 
     names, unigram_loss = norm_names(model), meta["unigram_loss"]
-    log = RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed)
-    with log, caught_signals() as caught:
+    with (
+        RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed) as log,
+        caught_signals() as caught,
+    ):
         for step in range(done, args.steps):
             # Update the weights.
             started = time.perf_counter()
@@ -259,7 +275,8 @@ def load_data(
 
     The vocabulary may be smaller than the config's, for a short text.
     """
-    folder = distributed.in_turn(lambda: prepare(args.data, config.vocab_size, DATA, renew=not args.resume))
+    wanted = saved_data(args.out) if args.resume else None
+    folder = distributed.in_turn(lambda: prepare(args.data, config.vocab_size, DATA, wanted))
     train_tokens, held_out, meta = load_tokens(folder, args.block_size)
     if not distributed.agreed(meta["sha256"]):
         raise InputError(f"--data {args.data} is not the same for all processes; give each machine the same {DATA}")
@@ -287,7 +304,7 @@ def describe(
     say(f"{n_parameters / 1e6:.2f} M parameters, vocabulary {config.vocab_size}, {n_tokens:,} training tokens")
     say(f"norm {norm}, eps {config.rms_norm_eps:g}, {mode}")
     if config.attention_dropout:
-        say(f"{args.config} has attention_dropout {config.attention_dropout:g}, which is not computed")
+        say(f"{args.config or TINY.name} has attention_dropout {config.attention_dropout:g}, which is not computed")
     if config.norm:
         say(f"{config.norm} is not LLaMA's RMSNorm: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:

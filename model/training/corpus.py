@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kernels import InputError
 from model.training.data_folder import FILES, sha256_of, work_folder
+from model.training.run_folder import RUN
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -37,14 +38,15 @@ def corpus_files(data: str, root: Path) -> list[Path]:
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
-    """Files in a folder and below, but for hidden ones and prepared data: --out may lie within --data."""
+    """Files in a folder and below, but for hidden ones, prepared data and runs: --out may lie within --data."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if not set(FILES) <= set(names):
+        is_run = RUN in names and parent != str(folder)
+        folders[:] = [name for name in folders if not name.startswith(".") and not is_run]
+        if not is_run and not set(FILES) <= set(names):
             paths = [Path(parent, name) for name in names if not name.startswith(".")]
             yield from (path for path in paths if path.is_file())
 

@@ -18,7 +18,7 @@ def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int
     """Raises InputError where --block-size, --batch-size and --grad-accum fit neither the model nor the processes."""
     if args.block_size > config.max_position_embeddings:
         raise InputError(
-            f"--block-size is {args.block_size} and {args.config} has max_position_embeddings "
+            f"--block-size is {args.block_size} and {args.config or 'the default config'} has max_position_embeddings "
             f"{config.max_position_embeddings}; use a block of at most that"
         )
     if args.grad_accum > args.batch_size // n_processes:

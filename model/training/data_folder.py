@@ -28,18 +28,19 @@ def read_prepared(folder: Path) -> dict[str, Any]:
     """meta.json of a folder of prepared data. Raises InputError where a file is missing or is not what was written."""
     meta = read_meta(folder)
     with _made_again(folder):
-        _check(folder / TOKENS, meta["sha256"], meta["n_tokens"] * np.dtype(meta["dtype"]).itemsize)
-        _check(folder / MODEL, meta.get("tokenizer_sha256"))  # which older folders lack
+        check_file(folder / TOKENS, meta["sha256"], meta["n_tokens"] * np.dtype(meta["dtype"]).itemsize)
+        check_file(folder / MODEL, meta.get("tokenizer_sha256"))  # which older folders lack
     return meta
 
 
-def _check(path: Path, sha256: str | None, size: int | None = None) -> None:
+def check_file(path: Path, sha256: str | None, size: int | None = None) -> None:
+    """Raise InputError where a file has another size or SHA-256; None is not checked, nor a large file's SHA-256."""
     try:
         found = path.stat().st_size
         if size is not None and found != size:
             raise InputError(f"{path} has {found:,} bytes; expected {size:,}")
         if sha256 and found <= HASHED and sha256_of(path) != sha256:
-            raise InputError(f"{path} is damaged: its SHA-256 is not the one in {META}")
+            raise InputError(f"{path} is damaged: its SHA-256 is not that of what was written")
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
 

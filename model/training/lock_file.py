@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kernels import InputError
+
+WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
 def locked_by(path: Path, if_taken: Callable[[], None]) -> Iterator[bool]:
     """Hold the lock file at `path` during the block: True, or False on a disk without locks, where nothing is held.
 
-    Where another process holds it, call `if_taken`, which may raise, and wait. Raises InputError if it is not our file.
+    Where another process holds it, call `if_taken`, which may raise, and wait. Raises InputError if locking fails.
     """
     from filelock import FileLock, Timeout  # not at the top, which train.py --help waits for
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # filelock's, of a disk without locks
+            lock.acquire(timeout=0)
     except Timeout:
         if_taken()
         lock.acquire()
@@ -27,8 +33,13 @@ def locked_by(path: Path, if_taken: Callable[[], None]) -> Iterator[bool]:
         raise InputError(
             f"{path} is another user's; expected a folder of your own, or one without that file"
         ) from error
-    except (OSError, NotImplementedError):
-        pass  # a disk without locks
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise InputError(
+                f"{path} cannot be locked ({error.strerror}); remove it, or name another folder"
+            ) from error
+    except NotImplementedError:
+        pass  # an older filelock's, of a disk without locks
     try:
         yield lock.is_locked
     finally:

@@ -7,6 +7,8 @@ check it, for the tokenizer, and for the ids. So memory does not grow with it.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import json
 import random
@@ -35,10 +37,11 @@ LONGEST_PART = 2**20  # characters after which a text without such an end is cut
 BLOCK = 2**20  # ids that are counted at once
 
 
-def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
+def prepare(data: str, vocab_size: int, root: Path, wanted: str | None = None) -> Path:
     """The folder of prepared data for a corpus ('python', 'shakespeare' or a path), made now if it is missing.
 
-    A folder that is out of date is made again, unless `renew` is False: a resumed run needs the data it started with.
+    A folder that is out of date is made again, unless a resumed run needs the data it started with. `wanted` is the
+    SHA-256 of that, or '' if it is unknown: then the folder is taken as it is.
     While another command makes the folder, wait. Raises InputError if the corpus is missing, empty, not UTF-8, cannot
     be fetched, or changes while it is read; no folder is left then.
     """
@@ -47,9 +50,16 @@ def prepare(data: str, vocab_size: int, root: Path, renew: bool = True) -> Path:
         fingerprint = _fingerprint(files)
     name = data if data in ("python", "shakespeare") else f"{Path(data).stem}-{fingerprint[:8]}"
     folder = root / f"{name}-{vocab_size}"
+    for path in sorted(root.glob(f"{glob.escape(Path(data).stem)}-*{vocab_size}/{META}")) if wanted else ():
+        with contextlib.suppress(InputError):  # of another, damaged folder
+            meta = read_meta(path.parent)
+            if meta["sha256"] == wanted:
+                if meta["fingerprint"] != fingerprint:
+                    say(f"--data {data} or its preparation has changed; the run goes on with {path.parent}")
+                return path.parent
 
     def is_ready() -> bool:
-        return (folder / META).exists() and (not renew or read_meta(folder)["fingerprint"] == fingerprint)
+        return (folder / META).exists() and (wanted is not None or read_meta(folder)["fingerprint"] == fingerprint)
 
     try:
         if is_ready():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -60,9 +61,25 @@ def saved_arguments(folder: Path) -> dict[str, Any]:
     return arguments
 
 
+def saved_data(folder: Path) -> str:
+    """SHA-256 of the data of the run in the folder; '' where run.json is lost or damaged, which is said."""
+    known = _saved(folder, "data").get("sha256")
+    if not (isinstance(known, str) and _saved(folder, "arguments")):
+        say(
+            f"{folder / RUN} is lost or damaged: its arguments are replaced by flags and defaults, its data not checked"
+        )
+    return known if isinstance(known, str) else ""
+
+
 def newest_step(state: Path) -> int:
-    """Step of the newest whole state; 0 if there is none."""
-    return max((int(found[1]) for path in state.glob("step-*") if (found := STEP.fullmatch(path.name))), default=0)
+    """Step of the newest whole state; 0 if there is none. Raises InputError where that cannot be told."""
+    try:
+        names = os.listdir(state)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise InputError(f"{state} cannot be read ({error.strerror}); make it a readable folder") from error
+    return max((int(found[1]) for name in names if (found := STEP.fullmatch(name))), default=0)
 
 
 def step_folder(state: Path, step: int) -> Path:
@@ -78,10 +95,6 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
         raise InputError(
             "--data or its vocabulary has changed since the run began; bring it back, or begin again without --resume"
         )
-    if resume and not (known and _saved(folder, "arguments")):
-        say(
-            f"{folder / RUN} is lost or damaged: its arguments are replaced by flags and defaults, its data not checked"
-        )
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     if weights or (folder / "config.json").exists():
         try:
@@ -94,9 +107,8 @@ def check_folder(folder: Path, config: LlamaConfig, tokenizer: Tokenizer, data: 
         except (OSError, InputError):
             same = False
         if not same:
-            raise InputError(
-                f"--out {folder} holds another model; its config or tokenizer is not this run's; name another folder"
-            )
+            remedy = "give the run's own flags again" if resume else "name another folder"
+            raise InputError(f"--out {folder} holds another model; its config or tokenizer is not this run's; {remedy}")
     if resume and weights and not done:
         found = ", ".join(sorted(path.name for path in state.glob("*"))) or "nothing"
         raise InputError(

@@ -7,7 +7,9 @@ PyTorch's distributed checkpoints, so a run may resume with another number of pr
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import pickle
 import shutil
 import warnings
@@ -23,9 +25,13 @@ from torch.optim import Optimizer
 
 from kernels import InputError
 from model.cli import rank
+from model.json_file import read_object
 from model.llama import Llama
+from model.training.data_folder import HASHED, check_file, sha256_of
 from model.training.distributed import wait_for_all
 from model.training.run_folder import newest_step, step_folder
+
+CHECKSUMS = "checksums.json"  # size in bytes, and SHA-256 unless the file is large, of each file of a state
 
 
 def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> None:
@@ -39,6 +45,7 @@ def save_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
         with _quiet():
             save(_state(model, optimizer), checkpoint_id=partial)
         if rank() == 0:
+            _write_checksums(partial)
             partial.rename(final)
             keep_newest(folder)
     except (OSError, CheckpointException) as error:
@@ -68,14 +75,35 @@ def load_state(folder: Path, step: int, model: Llama, optimizer: Optimizer) -> N
     state = _state(model, optimizer)
     try:
         with _quiet():
+            _check_files(path)
             load(state, checkpoint_id=path)
-    except (OSError, ValueError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
+    except (OSError, ValueError, TypeError, EOFError, pickle.UnpicklingError, CheckpointException) as error:
         raise InputError(
             f"{path} cannot be read ({_reason(error)}); bring it back from a copy, or begin anew in another --out"
         ) from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)
+
+
+def _write_checksums(folder: Path) -> None:
+    """Write CHECKSUMS, once all processes have written theirs."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.name != CHECKSUMS:  # which a killed save may have left
+            size = path.stat().st_size
+            found[path.name] = size, sha256_of(path) if size <= HASHED else None
+    with (folder / CHECKSUMS).open("w") as file:
+        json.dump(found, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _check_files(folder: Path) -> None:
+    """Raise InputError, naming the file, where one is not as it was written. Older states lack CHECKSUMS."""
+    if (folder / CHECKSUMS).exists():
+        for name, (size, sha256) in read_object(folder / CHECKSUMS).items():
+            check_file(folder / name, sha256, size)
 
 
 def _state(model: Llama, optimizer: Optimizer) -> dict[str, Any]:
@@ -85,6 +113,8 @@ def _state(model: Llama, optimizer: Optimizer) -> dict[str, Any]:
 
 def _reason(error: BaseException) -> str:
     """One line for an error; a CheckpointException holds one of each process that failed, and may hide a Ctrl-C."""
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     if not isinstance(error, Exception):

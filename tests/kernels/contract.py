@@ -253,6 +253,7 @@ STRIDED = {
     "slice of a fused projection": lambda: rows(6, 144)[:, 48:96],
     "heads of a fused projection": lambda: rows(2, 3, 7, 48)[:, :, 2:5],
     "swapped axes": lambda: rows(3, 5, 48).transpose(0, 1),
+    "some rows of each batch, at odd addresses": lambda: rows(4, 16, 5)[:, :3],
     "swapped axes of wide rows": lambda: rows(3, 5, 20000).transpose(0, 1),
     "swapped heads": lambda: rows(2, 3, 5, 48).transpose(1, 2),
     "expanded rows": lambda: rows(1, 48).expand(6, 48),

@@ -112,6 +112,13 @@ def test_compile_without_a_compiler(monkeypatch):
     kernels.load_backend("compile", torch.device("cuda"))  # whose kernels need none
 
 
+def test_the_compiler_is_the_one_that_cxx_names(tmp_path, monkeypatch):
+    (tmp_path / "clang++").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "clang++")
+    kernels.load_backend("compile", CPU)
+
+
 def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
     backend = kernels.load_backend("reference@float16", CPU)
     assert backend.description == "reference, on float16"

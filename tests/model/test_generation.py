@@ -41,6 +41,7 @@ def allowed(logits: list[float], temperature: float, top_k: int, top_p: float) -
         (LOGITS, 1.0, 0, 0.6),
         (LOGITS, 0.7, 0, 0.9),
         (LOGITS, 1.0, 4, 0.8),
+        (LOGITS, 1.0, 3, 0.5),  # of three tokens the first has 0.53, of all 0.45
     ],
 )
 def test_tokens_are_drawn_as_often_as_their_probability_says(logits, temperature, top_k, top_p):
@@ -142,6 +143,14 @@ def test_every_text_of_a_batch_may_fill_the_context(config, make_model):
     assert [long, short] == [greedy(model, prompts[0], 5), greedy(model, prompts[1], 63)]
     assert texts(generate(model, [[5] * 64], 9, set(), likeliest)) == [greedy(model, [5] * 64, 1)]
     assert list(generate(model, [[0] * 65], 9, set(), likeliest)) == []
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn"])
+def test_a_text_may_fill_the_context_that_scaling_has_stretched(config, make_model, kind):
+    scaling = {"rope_type": kind, "factor": 2.5}
+    model = make_model(replace(config, max_position_embeddings=8, rope_scaling=scaling))
+    [text] = texts(generate(model, [[5, 6, 7]], 99, set(), likeliest))
+    assert len(text) == 20 - 3 + 1  # and the last is never fed back
 
 
 def test_an_end_id_stops_the_text_and_is_not_yielded(config, make_model):

@@ -106,6 +106,15 @@ def test_what_is_neither_a_file_nor_a_folder_is_refused(tmp_path):
     assert corpus_files(str(tmp_path), tmp_path) == []  # and opening it would wait for ever
 
 
+def test_the_folder_of_a_run_within_the_corpus_is_not_part_of_it(tmp_path):
+    for name in ("text", "run.json", "sub/text", "sub/out/run.json", "sub/out/loss.png", "sub/out/state/step/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = corpus_files(f"{tmp_path}/", tmp_path)
+    # The root itself was asked for.
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["run.json", "sub/text", "text"]
+
+
 TEXTS = ["", "\n", "a", "a\r\nb\r", "\n\nx\n", "x" * 1000, "x" * 1000 + "\n", "x" * 2001, "a\ufeff\n\ufeff\u2028"]
 
 

@@ -1,5 +1,6 @@
 """Prepared data decodes to its text, stale data is prepared again, and failures leave nothing behind."""
 
+import errno
 import json
 import math
 import os
@@ -199,7 +200,7 @@ def test_what_a_killed_command_leaves_is_removed_and_stops_nobody(start, corpus,
     assert documents_in(folder) == [LINE * 30]
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, OSError])
+@pytest.mark.parametrize("error", [NotImplementedError, OSError(errno.ENOLCK, "No locks available")])
 def test_without_locks_nothing_is_mixed(corpus, root, monkeypatch, error):
     def no_lock(*arguments, **keywords):
         raise error
@@ -387,7 +388,21 @@ def test_a_resumed_run_keeps_the_data_it_started_with(tmp_path, monkeypatch):
     folder = preparing.prepare("python", 300, tmp_path / "data")
     before = (folder / "tokens.bin").read_bytes()
     text.write_text(LINE * 300)
-    assert preparing.prepare("python", 300, tmp_path / "data", renew=False) == folder
+    assert preparing.prepare("python", 300, tmp_path / "data", wanted="") == folder
     assert (folder / "tokens.bin").read_bytes() == before
     assert preparing.prepare("python", 300, tmp_path / "data") == folder
     assert (folder / "tokens.bin").read_bytes() != before
+
+
+def test_a_resumed_run_finds_its_data_under_another_fingerprint(corpus, root, capsys):
+    folder = prepare(str(corpus), VOCAB_SIZE, root)
+    wanted = json.loads((folder / "meta.json").read_text())["sha256"]
+    corpus.write_text("a dog ran\n" * 50)
+    other = prepare(str(corpus), VOCAB_SIZE, root)
+    (root / f"{corpus.stem}-0-{VOCAB_SIZE}").mkdir()
+    (root / f"{corpus.stem}-0-{VOCAB_SIZE}/meta.json").write_text("damaged")  # no reason to stop
+    capsys.readouterr()
+    assert prepare(str(corpus), VOCAB_SIZE, root, wanted) == folder
+    assert capsys.readouterr().err == f"--data {corpus} or its preparation has changed; the run goes on with {folder}\n"
+    assert prepare(str(corpus), VOCAB_SIZE, root, "0" * 64) == other
+    assert capsys.readouterr().err == ""

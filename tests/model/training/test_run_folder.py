@@ -1,8 +1,11 @@
 """The folder of a run: one run at a time, nothing trained overwritten, and a state that needs no file beside it."""
 
 import errno
+import fcntl
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from filelock import FileLock, Timeout
@@ -10,7 +13,7 @@ from filelock import FileLock, Timeout
 import train
 from kernels import InputError
 from model.training.run_folder import earlier_metrics, locked, newest_step, saved_arguments
-from tests.helpers import metrics_of
+from tests.helpers import TEXT, metrics_of
 from tests.model.training import runs
 
 RESUME = ["--resume", "--out", "out/model"]
@@ -67,14 +70,66 @@ def test_the_lock_is_held_from_before_the_first_write_to_after_the_last(trained,
     assert not lock.exists()
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, OSError(errno.ENOLCK, "No locks available")])
-def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch, recwarn, number):
+    def flock(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path / "model"):
+        assert (tmp_path / "model").is_dir()
+    assert not recwarn.list
+
+
+def test_a_filelock_that_knows_no_locks_stops_no_run(tmp_path, monkeypatch):
     def no_lock(*arguments, **keywords):
-        raise error
+        raise NotImplementedError
 
     monkeypatch.setattr(FileLock, "acquire", no_lock)
     with locked(tmp_path / "model"):
         assert (tmp_path / "model").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.mkdir, r"cannot be locked \(Is a directory\); remove it"),
+        (lambda path: path.symlink_to("/nowhere"), r"cannot be locked \(.*\); remove it"),
+        (Path.touch, "is another user's; expected a folder of your own"),
+    ],
+    ids=["folder", "link", "private"],
+)
+def test_a_lock_that_is_no_file_of_ours_is_one_line(make, said, tmp_path, monkeypatch):
+    lock = tmp_path / ".lock"
+    make(lock)
+
+    def refuse(name, *arguments, usual=os.open, **keywords):
+        if make is Path.touch and Path(name) == lock:  # chmod would not stop root
+            raise PermissionError(errno.EACCES, "Permission denied", str(lock))
+        return usual(name, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(InputError, match=f"^{lock} {said}"), locked(tmp_path):
+        pass
+    assert os.path.lexists(lock)
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_state_that_cannot_be_read_is_not_none(more, trained, workplace, command, monkeypatch):
+    trained("--steps", 3)
+    before = contents(workplace / "out/model")
+
+    def listdir(path, usual=os.listdir):
+        if Path(path).name == "state":  # chmod would not stop root
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    arguments = "--config config.json --data text.txt --block-size 16 --steps 4 --out out/model".split()  # noqa: SIM905
+    code, _, stderr = command(train.main, *arguments, *more)
+    assert code == 2
+    assert stderr.splitlines()[-1].startswith("error: out/model/state cannot be read (Permission denied); ")
+    assert contents(workplace / "out/model") == before
 
 
 def lose(state):
@@ -188,8 +243,21 @@ def test_a_run_without_its_run_json_goes_on_with_the_flags_given_again(trained, 
     trained("--steps", 3, *flags)
     (workplace / "out/model/run.json").unlink()
     _, _, stderr = trained("--resume", "--steps", 5, *flags)
-    assert "out/model/run.json is lost or damaged: its arguments are replaced by flags and defaults" in stderr
+    assert stderr.count("out/model/run.json is lost or damaged: its arguments are replaced by flags and defaults") == 1
     assert curve(workplace / "out/model") == curve(workplace / "out/whole")
+
+
+def test_a_lost_run_json_is_said_before_anything_is_prepared(trained, workplace, command):
+    trained("--steps", 3)
+    (workplace / "out/model/run.json").unlink()
+    (workplace / "other.txt").write_text(TEXT[::-1])
+    flags = ["--config", "config.json", "--data", "other.txt", "--block-size", 16, "--steps", 5]
+    code, _, stderr = command(train.main, *RESUME, *flags)
+    assert code == 2
+    lost, preparing, *_, refused = [line for line in stderr.splitlines() if "warms up" not in line]
+    assert lost.startswith("out/model/run.json is lost or damaged: its arguments are replaced by flags and defaults")
+    assert preparing.startswith("preparing out/data/other-")
+    assert refused.endswith("its config or tokenizer is not this run's; give the run's own flags again")
 
 
 @pytest.mark.parametrize(
@@ -226,3 +294,55 @@ def test_a_longer_run_keeps_the_warm_up_that_it_began_with(trained, workplace, c
     monkeypatch.setattr(train, "train", lambda args, config, device: seen.append(args) or 0)
     assert command(train.main, *RESUME, "--steps", 1000)[0] == 0
     assert (seen[0].warmup, seen[0].steps, str(seen[0].out), seen[0].resume) == (1, 1000, "out/model", True)
+
+
+@pytest.mark.parametrize(
+    ("saved", "flags", "refused"),
+    [
+        ({"warmup": 20}, [], None),
+        ({"warmup": 3}, ["--steps", 3], None),
+        ({"min_lr": 1.0}, [], None),
+        ({}, ["--warmup", 10], "--warmup 10 leaves none of --steps 10"),
+        ({}, ["--min-lr", 1], "--min-lr 1 is above --lr 0.002"),
+        ({"min_lr": 1e-3}, ["--lr", "1e-4"], "--min-lr 0.001 is above --lr 0.0001"),
+    ],
+)
+def test_what_the_run_began_with_is_taken_as_it_is(saved, flags, refused, workplace, command, monkeypatch):
+    (workplace / "out/model").mkdir(parents=True)
+    arguments = {"config": "config.json", "block_size": 16, "steps": 10, "warmup": 2, "lr": 2e-3, **saved}
+    (workplace / "out/model/run.json").write_text(json.dumps({"arguments": arguments}))
+    seen = []
+    monkeypatch.setattr(train, "train", lambda args, config, device: seen.append(vars(args)) or 0)
+    code, _, stderr = command(train.main, *RESUME, *flags)
+    if refused:
+        assert code == 2
+        assert stderr.startswith(f"error: {refused}")
+    else:
+        assert code == 0, stderr
+        assert seen[0].items() >= {**arguments, "steps": 3 if flags else 10}.items()
+
+
+def test_a_run_of_the_default_config_resumes_in_a_checkout_that_was_moved(workplace, command, monkeypatch):
+    monkeypatch.setattr(train, "TINY", workplace / "config.json")
+    run = ["--data", "text.txt", "--block-size", 16, "--batch-size", 4, "--dtype", "float32", "--out", "out/model"]
+    assert command(train.main, *run, "--steps", 2)[0] == 0
+    path = workplace / "out/model/run.json"
+    about = json.loads(path.read_text())
+    assert about["arguments"]["config"] is None
+    (workplace / "config.json").rename(workplace / "moved.json")
+    monkeypatch.setattr(train, "TINY", workplace / "moved.json")
+    code, _, stderr = command(train.main, *RESUME, "--steps", 3)
+    assert code == 0, stderr
+    assert "with config" not in stderr
+    # Earlier versions saved where it was.
+    about["arguments"]["config"] = "/gone/configs/tiny.json"
+    path.write_text(json.dumps(about))
+    code, _, stderr = command(train.main, *RESUME, "--steps", 4)
+    assert (code, "/gone/configs/tiny.json is missing, which" in stderr) == (2, True)
+    remedy = stderr.strip().rpartition(": ")[2].split()
+    assert remedy == ["--config", "out/model/config.json"]
+    _, _, stderr = command(train.main, *RESUME, "--steps", 4, "--config", "nowhere.json")
+    assert "error: nowhere.json is missing; expected a file there\n" in stderr
+    code, _, stderr = command(train.main, *RESUME, "--steps", 4, *remedy)
+    assert code == 0, stderr
+    assert len(metrics_of(workplace / "out/model")) == 4

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 import train
+from model.training.data_folder import sha256_of
 from model.training.run_folder import newest_step
 from tests.helpers import losses, metrics_of, needs_compiler, needs_triton, train_dtype
 from tests.model.training import runs
@@ -78,6 +79,17 @@ def test_the_noisy_norm_depends_on_the_random_state(trained, monkeypatch):
     noisy = losses(trained("--norm", "tests.norms:noisy", out="out/0")[0])
     monkeypatch.setattr(train, "step_seed", lambda seed, step, process: 5)
     assert noisy != losses(trained("--norm", "tests.norms:noisy", out="out/1")[0])
+
+
+def test_a_run_whose_text_has_changed_goes_on_with_what_was_prepared(trained, workplace):
+    constant = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", 2]
+    trained("--steps", 5, *constant, out="out/whole")
+    trained("--steps", 3, *constant)
+    with open("text.txt", "a") as file:
+        file.write("def g(y):\n    return y\n")
+    _, _, stderr = trained("--resume", "--steps", 5)
+    assert "--data text.txt or its preparation has changed; the run goes on with out/data/text-" in stderr
+    assert what_counts(workplace / "out/model")[1] == what_counts(workplace / "out/whole")[1]
 
 
 def test_more_steps_resume_with_the_rate_of_the_longer_run(trained, workplace):
@@ -263,6 +275,17 @@ def damage_state(folder):
         file.write_bytes(file.read_bytes()[:5000])
 
 
+def zero_weights(folder):
+    [file] = (folder / "state/step-00000003").glob("*.distcp")
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes(4096) + content[middle + 4096 :])
+
+
+def garble_checksums(folder):
+    (folder / "state/step-00000003/checksums.json").write_text('{"__0_0.distcp": 1}')
+
+
 def lose_metadata(folder):
     (folder / "state/step-00000003/.metadata").unlink()
 
@@ -274,6 +297,7 @@ def garble_metadata(folder):
 def change_data(folder):
     with open("text.txt", "a") as file:
         file.write("def g(y):\n    return y\n")
+    shutil.rmtree("out/data")
 
 
 def remove_run(folder):
@@ -283,8 +307,10 @@ def remove_run(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_state, "state/step-00000003 cannot be read"),
-        (lose_metadata, "state/step-00000003 cannot be read"),
+        (damage_state, "state/step-00000003/__0_0.distcp has 5,000 bytes; expected "),
+        (zero_weights, "state/step-00000003/__0_0.distcp is damaged: its SHA-256 is not that of what was written"),
+        (garble_checksums, "state/step-00000003 cannot be read"),
+        (lose_metadata, "state/step-00000003 cannot be read (out/model/state/step-00000003/.metadata cannot be read "),
         (garble_metadata, "state/step-00000003 cannot be read"),
         (change_data, "--data or its vocabulary has changed since the run began"),
         (remove_run, "out/model holds no run to continue; leave --resume out"),
@@ -301,6 +327,24 @@ def test_what_cannot_resume_is_refused_in_one_line(damage, message, workplace, t
     assert "remove" not in stderr  # a state is never to be thrown away
     assert "Traceback" not in stderr
     assert sorted(path.name for path in workplace.rglob("*")) == before or damage is change_data
+
+
+def test_a_state_of_an_earlier_version_and_one_over_a_killed_save_resume(workplace, trained, monkeypatch):
+    trained("--steps", 3)
+    state = workplace / "out/model/state"
+    (state / "step-00000003/checksums.json").unlink()
+    (state / "step-00000004.partial").mkdir()
+    (state / "step-00000004.partial/checksums.json").write_text('{"__0_0.distcp": [1, null]}')
+    trained("--steps", 4, "--resume")
+    saved = json.loads((state / "step-00000004/checksums.json").read_text())
+    assert saved.keys() == {".metadata", "__0_0.distcp"}
+    monkeypatch.setattr("model.training.state.HASHED", saved["__0_0.distcp"][0] - 1)  # too large to hash
+    trained("--steps", 5, "--resume")
+    saved = json.loads((state / "step-00000005/checksums.json").read_text())
+    size = (state / "step-00000005/__0_0.distcp").stat().st_size
+    assert saved["__0_0.distcp"] == [size, None]
+    assert saved[".metadata"][1] == sha256_of(state / "step-00000005/.metadata")
+    trained("--steps", 6, "--resume")
 
 
 @pytest.mark.parametrize("content", [None, "{}", '{"arguments": {}}', '{"arguments": {"steps": "3"}}'])
