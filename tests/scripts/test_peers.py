@@ -57,7 +57,7 @@ def test_torch_fused_takes_the_form_and_layer_norm_does_not():
     x, weight = rows(7, 48), weights(48)
     norm = peers.load("torch_fused", CPU, FORMS["gemma"])
     torch.testing.assert_close(norm.rms_norm(x, weight, EPS), peers.torch_fused(x, 1 + weight, EPS))
-    with pytest.raises(InputError, match="layer_norm. does not take this form of the norm: weight \\+ 1, rounded once"):
+    with pytest.raises(InputError, match=r"layer_norm. does not take this form of the norm: weight \+ 1, rounded once"):
         peers.load("layer_norm", CPU, FORMS["gemma"])
 
 
