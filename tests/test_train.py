@@ -24,6 +24,19 @@ from model.training.data import batch_starts, windows
 from tests.helpers import CPU, TRAINED, losses, needs_compiler, needs_triton, train_dtype
 
 
+def test_the_checkpoint_is_saved_before_the_state(trained, workplace, monkeypatch):
+    """A crash between the two then repeats steps; the other way around --resume would leave an older checkpoint."""
+    seen, usual = [], train.save_state
+
+    def watched(*arguments):
+        seen.append((workplace / "out/model/model.safetensors").exists())
+        usual(*arguments)
+
+    monkeypatch.setattr(train, "save_state", watched)
+    trained("--steps", 1)
+    assert seen == [True]
+
+
 def test_learning_rate_warms_up_and_ends_at_the_minimum():
     args = Namespace(lr=1.0, min_lr=0.1, warmup=4, steps=14)
     rates = [train.learning_rate(step, args) for step in range(14)]
