@@ -69,16 +69,9 @@ def gradients_of(function, weight, *inputs):
 
 
 @pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize(
-    ("backend", "dtype"),
-    [
-        ("reference", torch.float32),
-        ("reference", torch.float64),
-        ("torch", torch.float32),
-        pytest.param("triton", torch.float32, marks=needs_triton),
-    ],
-)
+@pytest.mark.parametrize("backend", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
 def test_several_axes_are_those_of_nn_rms_norm(backend, axes, dtype, with_residual):
     ours = RMSNorm(axes, 3e-3, kernels.load_backend(backend, CPU, Form(0.0, True))).to(dtype)
     theirs = torch.nn.RMSNorm(axes, 3e-3, dtype=dtype)
