@@ -63,8 +63,9 @@ def strided(shape, dtype, seed):
 
 def gradients_of(function, weight, *inputs):
     """Results of a function, and the gradients of their weighted sum by its weight and inputs."""
-    results = [result for result in function(*inputs) if result is not None]
-    total = sum((result * torch.linspace(-1, 2, result.numel()).view(result.shape)).sum() for result in results)
+    results = function(*inputs)
+    sums = [result.flatten() @ torch.linspace(-1, 2, result.numel()).to(result) for result in results]
+    total = torch.stack(sums).sum()
     return [*results, *torch.autograd.grad(total, [weight, *inputs])]
 
 
