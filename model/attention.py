@@ -179,7 +179,7 @@ def capped(x: Tensor, cap: float | None) -> Tensor:
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
-    """Attention with a soft cap on its logits, which PyTorch's operator does not have; the softmax is float32.
+    """Attention with a soft cap on its logits, which PyTorch's operator does not have; the softmax is float32 or wider.
 
     q, (B, n_heads, T, head_dim), k and v, (B, num_key_value_heads, S, head_dim) -> q's shape. `mask` as in Span.
     """
@@ -188,4 +188,5 @@ def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale
     if mask is None:
         mask = torch.ones(q.size(2), k.size(2), dtype=torch.bool, device=q.device).tril(k.size(2) - q.size(2))
     logits = logits.masked_fill(~mask.unsqueeze(-3), -torch.inf)
-    return (logits.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.unsqueeze(2)).flatten(1, 2)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return (logits.softmax(-1, dtype=wide).to(q.dtype) @ v.unsqueeze(2)).flatten(1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,41 @@ from kernels import Backend
 
 
 class RMSNorm(nn.Module):
-    """Scale rows of hidden_size elements to a root mean square of 1, then multiply by a learned weight.
+    """Scale rows to a root mean square of 1, then multiply by a learned weight.
 
+    A row is the last axis, of `normalized_shape` elements, or several trailing axes together, as in nn.RMSNorm.
     The formula and its precision are the contract in kernels/reference.py. Each sub-layer owns one norm, and the
     residual stream passes through it, so that a backend can add and normalise in one kernel.
     """
 
     __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
 
-    def __init__(self, hidden_size: int, eps: float, backend: Backend) -> None:
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float, backend: Backend) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
+        self.weight = nn.Parameter(torch.ones(normalized_shape))
         self.eps = eps
         self.backend = backend
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x and residual (..., hidden_size) -> (norm of x + residual, x + residual); residual None counts as zero."""
+        """x and residual (..., *normalized_shape) -> (norm of x + residual, x + residual); None counts as zero."""
+        if self.weight.dim() != 1:
+            return self._over_axes(x, residual)
         if residual is None:
             return self.backend.rms_norm(x, self.weight, self.eps), x
         return self.backend.add_rms_norm(x, residual, self.weight, self.eps)
 
+    def _over_axes(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        shape, weight = self.weight.shape, self.weight.flatten()  # a backend sees one axis
+        if x.shape[-len(shape) :] != shape:
+            raise ValueError(f"x is {tuple(x.shape)}; expected its last axes to be {tuple(shape)}")
+        rows = x.flatten(-len(shape))
+        if residual is None:
+            return self.backend.rms_norm(rows, weight, self.eps).view(x.shape), x
+        y, h = self.backend.add_rms_norm(rows, residual.flatten(-len(shape)), weight, self.eps)
+        return y.view(x.shape), h.view(x.shape)
+
     def extra_repr(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}, backend={self.backend.description}"
+        return f"{', '.join(map(str, self.weight.shape))}, eps={self.eps}, backend={self.backend.description}"
 
 
 class Add(nn.Module):

@@ -95,8 +95,8 @@ def _yarn(inv_freq: Tensor, scaling: dict[str, float], config: LlamaConfig) -> t
 
 
 def rotate(x: Tensor, table: tuple[Tensor, Tensor], in_float32: bool = False) -> Tensor:
-    """Rotate x, (B, n_heads, T, head_dim), by the table's angles, in its dtype or in float32; the result has x's."""
-    dtype = torch.float32 if in_float32 else x.dtype
+    """Rotate x, (B, n_heads, T, head_dim), by the table's angles, in its dtype or at least in float32; returns x's."""
+    dtype = torch.promote_types(x.dtype, torch.float32) if in_float32 else x.dtype
     cos, sin = (part.to(dtype) for part in table)  # (T, head_dim / 2), or (B, 1, T, head_dim / 2)
     a, b = x.to(dtype).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)

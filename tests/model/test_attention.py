@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import load_backend
-from model.attention import Attention, KVCache, padded_span, plain_span, step_span
+from model.attention import Attention, KVCache, capped_attention, padded_span, plain_span, step_span
 from model.rope import rotate
 from tests.helpers import CPU
 
@@ -104,6 +104,33 @@ def test_changing_a_token_changes_no_earlier_output_and_every_later_one(attentio
     before, after = (attention.to(dtype)(each, span(0, 9)) for each in (x, changed))
     assert torch.equal(before[:, :4], after[:, :4])
     assert (before[:, 4:] != after[:, 4:]).any(-1).all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(6, 6), (1, 6), (3, 6)])
+def test_capped_attention_is_the_formula_in_float64(n_queries, n_keys, masked):
+    """softmax(cap * tanh(q k^T * scale / cap)) v, a head and a query at a time."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, n_queries, 12, dtype=torch.float64, generator=generator)
+    k, v = torch.randn(2, 2, 2, n_keys, 12, dtype=torch.float64, generator=generator)
+    seen = torch.ones(n_queries, n_keys, dtype=torch.bool).tril(n_keys - n_queries)
+    if masked:
+        seen &= ~torch.eye(n_queries, n_keys, dtype=torch.bool).roll(1, 1)  # some key that lies behind
+        seen[:, 0] = True
+    found = capped_attention(q, k, v, seen if masked else None, 0.7, 1.5)
+    for head in range(4):
+        for i in range(n_queries):
+            scores = np.einsum("bd,bjd->bj", q[:, head, i], k[:, head // 2, seen[i]]) * 0.7
+            weights = np.exp(1.5 * np.tanh(scores / 1.5))
+            expected = np.einsum("bj,bjd->bd", weights / weights.sum(1, keepdims=True), v[:, head // 2, seen[i]])
+            np.testing.assert_allclose(found[:, head, i], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_turning_in_float32_narrows_no_float64(config, span, dtype):
+    x = torch.randn(2, 4, 9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    assert torch.equal(rotate(x, span(0, 9).rope, in_float32=True), rotate(x.to(wide), span(0, 9).rope).to(dtype))
 
 
 def test_cache_returns_views_of_all_positions_so_far(config, span):

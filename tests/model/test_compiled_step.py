@@ -10,6 +10,7 @@ from torch._inductor.utils import run_and_get_code
 from kernels import InputError
 from kernels.torch_version import TORCH_2_13
 from model.compiled_step import BLOCK, compile_step, warm_up
+from model.config import FULL, SLIDING
 from model.generation import generate
 from tests.helpers import FLOAT32_BOUND, likeliest, needs_triton, relative, texts
 
@@ -19,6 +20,13 @@ KINDS = {
     "biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "window": {"sliding_window": 5, "model_type": "mistral"},
 }
+ALTERNATING = {"layer_types": [FULL, SLIDING], "sliding_window": 5, "query_pre_attn_scalar": 24}
+FAMILIES = {
+    "norms on both sides, soft caps": {
+        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, "model_type": "gemma2", **ALTERNATING,
+    },
+    "norms of heads, two RoPE bases": {"rope_local_base_freq": 100.0, "model_type": "gemma3_text", **ALTERNATING},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -56,6 +64,14 @@ def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
     for prompts in ([[5]], [[5, 6, 7], [8]]):  # one row has kernels of its own; several go to the library
         for expected, found in pairs(model, step, prompts, BLOCK + 5):
             assert relative(found - expected, expected) < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logits_of_other_families_are_the_models(long, make_model, kind):
+    """With layers of two kinds, and so two masks and two tables of angles, beyond the window and a block of keys."""
+    model = make_model(replace(long, **FAMILIES[kind]))
+    for expected, found in pairs(model, compile_step(model), [[5]], BLOCK + 5):
+        assert relative(found - expected, expected) < FLOAT32_BOUND
 
 
 @pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ from kernels.probe import is_the_formula
 from model.checkpoint import names
 from model.config import HARMLESS_KEYS, LlamaConfig
 from model.family import FAMILIES
-from model.llama import Llama
-from model.norm import norm_names
-from tests.helpers import CPU, ROOT
+from model.llama import Llama, summed_loss
+from model.norm import RMSNorm, input_mean_squares, norm_names
+from tests.helpers import CPU, FLOAT32_BOUND, ROOT, needs_triton, relative
 from tests.model.checkpoint.folders import KINDS, TOKENS, assert_same_logits, load, theirs_of
 
 VALUES = {
@@ -30,6 +31,16 @@ VALUES = {
     "rms_norm_eps": 3e-3,
 }
 ONE_OF_EACH = ["head_dim of its own", "mistral, window", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3"]
+
+
+# Norms on the output or on both sides; windows, caps and two RoPE bases, with layers of both kinds.
+DECODED = ["olmo2", "gemma2", "gemma3, linear"]
+
+
+def config_of(config, kind):
+    """The config that theirs_of has, read by us."""
+    changed = KINDS[kind]
+    return LlamaConfig.from_dict(replace(config, model_type=changed.get("model_type", "llama")).to_dict() | changed)
 
 
 def class_of(family):
@@ -176,6 +187,66 @@ def test_the_norms_of_a_fresh_model_scale_by_1(tmp_path, config, kind):
     assert len(weights) == len(norm_names(model))
     assert all((weight == 1 - form.offset).all() for weight in weights)
     assert is_the_formula(model.norm.backend, 48, 3e-3, CPU, form)
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
+def test_every_backend_gives_the_logits_and_gradients_of_the_reference(config, make_model, kind, norm):
+    expected, found = (make_model(config_of(config, kind), each) for each in ("reference", norm))
+    logits = expected(TOKENS)
+    assert relative(found(TOKENS) - logits, logits) < FLOAT32_BOUND
+    for model in (expected, found):
+        summed_loss(model, TOKENS).sum().backward()
+    for (name, ours), theirs in zip(found.named_parameters(), expected.parameters(), strict=True):
+        assert relative(ours.grad - theirs.grad, theirs.grad) < 2 * FLOAT32_BOUND, name  # forward and backward
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@torch.no_grad()
+def test_a_padded_row_has_the_logits_that_it_has_alone(config, make_model, kind):
+    """At once and in pieces with a cache; paddings that are shorter and longer than the window of 5."""
+    model, padding = make_model(config_of(config, kind)).double(), torch.tensor([0, 3, 9])
+    tokens = TOKENS.masked_fill(torch.arange(20) < padding[:, None], 0)
+    for pieces in ([20], [12, 5, 1, 1, 1]):
+        caches = model.new_cache(3, 20) if len(pieces) > 1 else None
+        together = torch.cat([model(part, caches, padding=padding) for part in tokens.split(pieces, 1)], 1)
+        for row, left in enumerate(padding.tolist()):
+            alone = model(tokens[row : row + 1, left:])[0]
+            assert relative(together[row, left:] - alone, alone) < 1e-12  # float64, with the same angles
+
+
+@pytest.mark.parametrize("kind", DECODED)
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_decoding_without_at_every_split(config, make_model, kind):
+    model, tokens = make_model(config_of(config, kind)).double(), TOKENS[:2, :12]
+    expected = model(tokens)
+    for split in range(1, 12):
+        for rest in (tokens[:, split:].split(1, 1), (tokens[:, split:],)):
+            caches = model.new_cache(2, 12)
+            pieces = [model(piece, caches) for piece in (tokens[:, :split], *rest)]
+            assert relative(torch.cat(pieces, 1) - expected, expected) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gemma", "gemma3, linear"])
+def test_norms_are_named_and_measured_in_the_order_in_which_they_are_applied(config, make_model, kind):
+    model, seen = make_model(config_of(config, kind)), []
+    for name, module in model.named_modules():
+        if isinstance(module, RMSNorm):
+            # h, the second result, is what the norm saw
+            module.register_forward_hook(lambda norm, inputs, output, name=name: seen.append((name, output[1])))
+    with torch.no_grad():
+        model(TOKENS)
+    assert [name.removeprefix("layers.") for name, _ in seen] == norm_names(model)
+    squares = [h.square().mean(-1) for _, h in seen]
+    expected = torch.stack([torch.stack([rows.mean(), rows.min()]) for rows in squares], 1)
+    assert torch.equal(input_mean_squares(model, TOKENS), expected)
+
+
+def test_gemma3_names_every_norm_by_its_module(config, make_model):
+    names = ["attention_norm", "attention.q_norm", "attention.k_norm", "attention_output_norm"]
+    names += ["ffn_norm", "ffn_output_norm"]
+    expected = [f"{i}.{name}" for i in range(3) for name in names] + ["norm"]
+    assert norm_names(make_model(config_of(config, "gemma3"))) == expected
 
 
 def test_a_norm_of_ones_own_that_has_no_form_is_refused_by_name(config):

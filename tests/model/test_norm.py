@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import kernels
+from kernels.form import Form
 from model.checkpoint.load import to_file_name
 from model.llama import checkpoint_layers
 from model.norm import RMSNorm, input_mean_squares
@@ -49,6 +50,64 @@ def test_a_float32_residual_stays_float32_beside_a_bfloat16_activation(norm):
 
 def test_module_prints_what_it_computes(norm):
     assert repr(norm) == "RMSNorm(48, eps=0.003, backend=reference)"
+
+
+AXES = [(6, 8), (2, 3, 8)]  # 48 elements, as several trailing axes
+
+
+def strided(shape, dtype, seed):
+    """Random numbers whose last two axes lie transposed in memory."""
+    drawn = torch.randn(*shape[:-2], shape[-1], shape[-2], generator=torch.Generator().manual_seed(seed))
+    return drawn.to(dtype).mT.requires_grad_()
+
+
+def gradients_of(function, weight, *inputs):
+    """Results of a function, and the gradients of their weighted sum by its weight and inputs."""
+    results = function(*inputs)
+    sums = [result.flatten() @ torch.linspace(-1, 2, result.numel()).to(result) for result in results]
+    total = torch.stack(sums).sum()
+    return [*results, *torch.autograd.grad(total, [weight, *inputs])]
+
+
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("backend", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
+def test_several_axes_are_those_of_nn_rms_norm(backend, axes, dtype, with_residual):
+    ours = RMSNorm(axes, 3e-3, kernels.load_backend(backend, CPU, Form(0.0, True))).to(dtype)
+    theirs = torch.nn.RMSNorm(axes, 3e-3, dtype=dtype)
+    assert ours.weight.shape == axes
+    torch.nn.init.uniform_(ours.weight, 0.5, 1.5)
+    theirs.load_state_dict(ours.state_dict())
+    inputs = [strided((2, 5, *axes), dtype, seed) for seed in range(1 + with_residual)]
+    found = gradients_of(ours, ours.weight, *inputs)
+    expected = gradients_of(lambda x, r=0: (theirs(x + r), x + r), theirs.weight, *inputs)
+    # sums of 48 terms, and the weight's gradient of 10, added up in another order
+    torch.testing.assert_close(found, expected, rtol=0, atol={torch.float32: 1e-5, torch.float64: 1e-13}[dtype])
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_several_axes_round_as_one_does(axes):
+    """LLaMA's form in bfloat16, which nn.RMSNorm does not have."""
+    several, one = (RMSNorm(shape, 3e-3, kernels.load_backend("reference", CPU)).bfloat16() for shape in (axes, 48))
+    torch.nn.init.uniform_(several.weight, 0.5, 1.5)
+    one.load_state_dict({"weight": several.weight.flatten()})
+    x, residual = (strided((2, 5, *axes), torch.bfloat16, seed) for seed in range(2))
+    for inputs in ([x], [x, residual]):
+        found = gradients_of(several, several.weight, *inputs)
+        expected = gradients_of(one, one.weight, *(each.flatten(-len(axes)) for each in inputs))
+        for got, wanted in zip(found, expected, strict=True):
+            assert torch.equal(got.flatten(), wanted.flatten())
+
+
+def test_several_axes_stay_in_their_order():
+    """(8, 6) has as many elements as (6, 8), and would be scaled by the wrong weights."""
+    norm = RMSNorm((6, 8), 3e-3, kernels.load_backend("reference", CPU))
+    assert norm(x := torch.randn(2, 6, 8))[1] is x
+    for shape in [(2, 8, 6), (2, 48), (48,)]:
+        with pytest.raises(ValueError, match=r"\(6, 8\)"):
+            norm(torch.randn(shape))
+    assert repr(norm) == "RMSNorm(6, 8, eps=0.003, backend=reference)"
 
 
 def test_every_sub_layer_owns_its_norm(config, make_model):

@@ -112,12 +112,21 @@ def test_what_is_planned_is_what_a_real_model_keeps_and_what_is_left_after_its_f
 
 @pytest.mark.parametrize(
     "change",
-    [{"tie_word_embeddings": True, "attention_bias": True}, {"model_type": "mistral", "sliding_window": 7}],
+    [
+        {"tie_word_embeddings": True, "attention_bias": True},
+        {"model_type": "mistral", "sliding_window": 7},
+        {"model_type": "olmo2"},  # norms on the output, and q and k turned in float32
+        {"model_type": "gemma2", "sliding_window": 7, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        {"model_type": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 24, "tie_word_embeddings": True},
+    ],
 )
 def test_the_plan_of_other_shapes_is_what_a_real_model_keeps(config, change):
     config, backend = replace(config, num_hidden_layers=1, **change), kernels.load_backend("torch", CPU)
-    saved, left = measure(Llama(config, backend), torch.bfloat16)
-    assert fake_forward(config, backend, torch.bfloat16, 3, 32, False, False)[1] == saved == left
+    real = Llama(config, backend)
+    saved, left = measure(real, torch.bfloat16)
+    planned, kept = fake_forward(config, backend, torch.bfloat16, 3, 32, False, False)
+    assert kept == saved == left
+    assert [p.shape for p in planned.parameters()] == [p.shape for p in real.parameters()]
 
 
 def test_the_plan_of_fsdp_is_what_a_model_in_its_dtype_keeps(config):
