@@ -14,7 +14,7 @@ import generate
 from kernels import InputError, in_form, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint import names
-from model.config import HARMLESS_KEYS, LlamaConfig
+from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
 from model.family import FAMILIES
 from model.llama import Llama, summed_loss
 from model.norm import RMSNorm, input_mean_squares, norm_names
@@ -147,7 +147,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_load_in_silence_with_their_number_of_parameters(name, capsys):
     values, count = PUBLISHED[name]
-    config = LlamaConfig.from_dict(values)
+    config = LlamaConfig.from_dict(values, path=name)  # the keys that nobody reads are named once for a path
     with torch.device("meta"):
         model = Llama(config, load_backend("reference", CPU))
     assert sum(p.numel() for p in model.parameters()) == count
@@ -162,6 +162,18 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
     theirs.save_pretrained(tmp_path)
     found, expected = load(tmp_path)(TOKENS), theirs(TOKENS).logits
     assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
+
+
+@pytest.mark.parametrize("alike", [FULL, SLIDING])
+@torch.no_grad()
+def test_layers_that_are_all_alike_are_not_what_the_family_takes_by_turns(tmp_path, config, alike):
+    theirs = theirs_of(config, **KINDS["gemma2"], layer_types=[alike] * 3)
+    theirs.save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert_same_logits(model(TOKENS), theirs(TOKENS).logits)
+    values = model.config.to_dict()
+    assert LlamaConfig.from_dict(values) == model.config
+    assert class_of("gemma2")(**values).layer_types == [alike] * 3
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gemma2", "gemma3"])
