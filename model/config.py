@@ -187,10 +187,9 @@ class LlamaConfig:
         """This config as if all layers were of that kind: its window, and its RoPE."""
         if kind == FULL:
             return replace(self, sliding_window=None, layer_types=None)
-        local = {} if self.rope_local_base_freq is None else {"rope_theta": self.rope_local_base_freq}
-        if local:
-            local["rope_scaling"] = None
-        return replace(self, layer_types=None, **local)
+        if self.rope_local_base_freq is None:
+            return replace(self, layer_types=None)
+        return replace(self, layer_types=None, rope_theta=self.rope_local_base_freq, rope_scaling=None)
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""

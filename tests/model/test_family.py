@@ -164,16 +164,25 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
     assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
 
 
-@pytest.mark.parametrize("alike", [FULL, SLIDING])
+@pytest.mark.parametrize(
+    ("kind", "layer_types"),
+    [
+        ("gemma2", [FULL] * 3),
+        ("gemma2", [SLIDING] * 3),
+        ("mistral, window", [FULL] * 3),
+        ("mistral, window", [FULL, SLIDING, FULL]),
+    ],
+)
 @torch.no_grad()
-def test_layers_that_are_all_alike_are_not_what_the_family_takes_by_turns(tmp_path, config, alike):
-    theirs = theirs_of(config, **KINDS["gemma2"], layer_types=[alike] * 3)
-    theirs.save_pretrained(tmp_path)
+def test_layer_types_are_honoured_and_kept_where_they_are_not_what_a_family_takes(tmp_path, config, kind, layer_types):
+    theirs_of(config, **KINDS[kind], layer_types=layer_types).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()  # takes such a Mistral for a Ministral
     model = load(tmp_path)
+    assert model.config.layer_kinds() == layer_types
     assert_same_logits(model(TOKENS), theirs(TOKENS).logits)
     values = model.config.to_dict()
     assert LlamaConfig.from_dict(values) == model.config
-    assert class_of("gemma2")(**values).layer_types == [alike] * 3
+    assert class_of(values["model_type"])(**values).to_dict().get("layer_types", layer_types) == layer_types
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gemma2", "gemma3"])
