@@ -253,8 +253,8 @@ def test_norms_are_named_and_measured_in_the_order_in_which_they_are_applied(con
     model, seen = make_model(config_of(config, kind)), []
     for name, module in model.named_modules():
         if isinstance(module, RMSNorm):
-            # h, the second result, is what the norm saw
-            module.register_forward_hook(lambda norm, inputs, output, name=name: seen.append((name, output[1])))
+            # the second result is h, which the norm saw
+            module.register_forward_hook(lambda *found, name=name: seen.append((name, found[-1][1])))
     with torch.no_grad():
         model(TOKENS)
     assert [name.removeprefix("layers.") for name, _ in seen] == norm_names(model)
