@@ -94,7 +94,7 @@ class LlamaConfig:
     rope_scaling: dict[str, Any] | None = None
     rope_local_base_freq: float | None = None  # rope_theta of the layers with a window; None where all have one base
     sliding_window: int | None = None
-    layer_types: list[str] | None = None  # None where all layers have the window, or none has
+    layer_types: list[str] | None = None  # None: all layers have the window, or none has
     query_pre_attn_scalar: int | None = None  # attention's scale is its inverse root; None is head_dim
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
@@ -188,10 +188,9 @@ class LlamaConfig:
         """This config as if all layers were of that kind: its window, and its RoPE."""
         if kind == FULL:
             return replace(self, sliding_window=None, layer_types=None)
-        local = {} if self.rope_local_base_freq is None else {"rope_theta": self.rope_local_base_freq}
-        if local:
-            local["rope_scaling"] = None
-        return replace(self, layer_types=None, **local)
+        if self.rope_local_base_freq is None:
+            return replace(self, layer_types=None)
+        return replace(self, layer_types=None, rope_theta=self.rope_local_base_freq, rope_scaling=None)
 
     def end_ids(self) -> set[int]:
         """The ids that end a text: eos_token_id may be one, several or none."""
@@ -331,7 +330,9 @@ def _take_layer_types(values: dict[str, Any], family: Family) -> None:
     expect(window is not None or SLIDING not in kinds, "sliding_window", window, f"a number for layers of {SLIDING}")
     if SLIDING not in kinds:
         values["sliding_window"] = None
-    values["layer_types"] = kinds if len(set(kinds)) == 2 else None
+    if family.window_pattern is None and len(set(kinds)) == 1:  # with a pattern, leaving it out would mean the pattern
+        kinds = None
+    values["layer_types"] = kinds
 
 
 def _take_rope(values: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ class Block(nn.Module):
     def __init__(self, config: LlamaConfig, norm: Backend, kind: str) -> None:
         super().__init__()
 
-        def make_norm(side: str) -> nn.Module:
+        def make_norm(side: str) -> RMSNorm | Add:
             wanted = config.family.norms in (side, "both")
             return RMSNorm(config.hidden_size, config.rms_norm_eps, norm) if wanted else Add()
 

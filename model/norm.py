@@ -51,6 +51,8 @@ class RMSNorm(nn.Module):
 class Add(nn.Module):
     """The place of a norm that a family does not have: the addition alone, with RMSNorm's arguments and results."""
 
+    __call__: Callable[..., tuple[Tensor, Tensor]]
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         h = x if residual is None else x + residual
         return h, h

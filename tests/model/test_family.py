@@ -14,7 +14,7 @@ import generate
 from kernels import InputError, in_form, load_backend, reference
 from kernels.probe import is_the_formula
 from model.checkpoint import names
-from model.config import HARMLESS_KEYS, LlamaConfig
+from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
 from model.family import FAMILIES
 from model.llama import Llama, summed_loss
 from model.norm import RMSNorm, input_mean_squares, norm_names
@@ -147,7 +147,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_load_in_silence_with_their_number_of_parameters(name, capsys):
     values, count = PUBLISHED[name]
-    config = LlamaConfig.from_dict(values)
+    config = LlamaConfig.from_dict(values, path=name)  # the keys that nobody reads are named once for a path
     with torch.device("meta"):
         model = Llama(config, load_backend("reference", CPU))
     assert sum(p.numel() for p in model.parameters()) == count
@@ -162,6 +162,27 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
     theirs.save_pretrained(tmp_path)
     found, expected = load(tmp_path)(TOKENS), theirs(TOKENS).logits
     assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer_types"),
+    [
+        ("gemma2", [FULL] * 3),
+        ("gemma2", [SLIDING] * 3),
+        ("mistral, window", [FULL] * 3),
+        ("mistral, window", [FULL, SLIDING, FULL]),
+    ],
+)
+@torch.no_grad()
+def test_layer_types_are_honoured_and_kept_where_they_are_not_what_a_family_takes(tmp_path, config, kind, layer_types):
+    theirs_of(config, **KINDS[kind], layer_types=layer_types).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()  # takes such a Mistral for a Ministral
+    model = load(tmp_path)
+    assert model.config.layer_kinds() == layer_types
+    assert_same_logits(model(TOKENS), theirs(TOKENS).logits)
+    values = model.config.to_dict()
+    assert LlamaConfig.from_dict(values) == model.config
+    assert class_of(values["model_type"])(**values).to_dict().get("layer_types", layer_types) == layer_types
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gemma2", "gemma3"])
@@ -232,8 +253,8 @@ def test_norms_are_named_and_measured_in_the_order_in_which_they_are_applied(con
     model, seen = make_model(config_of(config, kind)), []
     for name, module in model.named_modules():
         if isinstance(module, RMSNorm):
-            # h, the second result, is what the norm saw
-            module.register_forward_hook(lambda norm, inputs, output, name=name: seen.append((name, output[1])))
+            # the second result is h, which the norm saw
+            module.register_forward_hook(lambda *found, name=name: seen.append((name, found[-1][1])))
     with torch.no_grad():
         model(TOKENS)
     assert [name.removeprefix("layers.") for name, _ in seen] == norm_names(model)
