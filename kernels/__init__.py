@@ -113,8 +113,8 @@ def in_form(backend: Backend, form: Form) -> Backend:
                 f"{', '.join([*inputs, *form._fields])}, or use --norm torch"
             ) from error
     options: dict[str, Any] = form._asdict()
-    rms_norm, add_rms_norm = (partial(function, **options) for function in backend[1:])
-    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm)
+    description, rms_norm, add_rms_norm = backend
+    return Backend(f"{description}, {form}", partial(rms_norm, **options), partial(add_rms_norm, **options))
 
 
 def _own_backend(name: str) -> Backend:

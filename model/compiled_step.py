@@ -89,10 +89,10 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
             span.keys = slice(None)  # the caches are already cut to them
         x = model.embed(tokens)  # (B, 1, hidden_size)
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
-        for layer, cache in zip(model.layers, caches, strict=True):
+        for layer, kind, cache in zip(model.layers, model.kinds, caches, strict=True):
             torch._dynamo.mark_dynamic(cache.k, 2)
             torch._dynamo.mark_dynamic(cache.v, 2)
-            x, residual = block(layer, x, residual, spans[layer.kind], cache)
+            x, residual = block(layer, x, residual, spans[kind], cache)
         return last(model.norm, head, model.config.final_logit_softcapping, x, residual)
 
     return run

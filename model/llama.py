@@ -23,16 +23,15 @@ from model.swiglu import SwiGLU
 
 
 class Block(nn.Module):
-    """A layer of a `kind`: with a norm on the input of each sub-layer, on its output, or on both (model/family.py)."""
+    """A layer, with a norm on the input of each sub-layer, on its output, or on both (model/family.py)."""
 
-    def __init__(self, config: LlamaConfig, norm: Backend, kind: str) -> None:
+    def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
 
         def make_norm(side: str) -> RMSNorm | Add:
             wanted = config.family.norms in (side, "both")
             return RMSNorm(config.hidden_size, config.rms_norm_eps, norm) if wanted else Add()
 
-        self.kind = kind
         self.attention_norm = make_norm("input")
         self.attention = Attention(config, norm)
         self.attention_output_norm = make_norm("output")
@@ -59,9 +58,9 @@ class Llama(nn.Module):
             self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        kinds = config.layer_kinds()
-        self.configs = {kind: config.for_layers(kind) for kind in kinds}  # what a kind of layers sees of a text
-        self.layers = nn.ModuleList(Block(config, norm, kind) for kind in kinds)
+        self.kinds = config.layer_kinds()  # of each layer
+        self.configs = {kind: config.for_layers(kind) for kind in self.kinds}  # what such layers see of a text
+        self.layers = nn.ModuleList(Block(config, norm) for _ in self.kinds)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
         # A tied head has no parameter of its own: the embedding is read a second time.
         self.lm_head = None
@@ -136,8 +135,8 @@ class Llama(nn.Module):
     ) -> Tensor:
         """Compute forward for tokens (B, T) at the positions of `spans`, one for each kind of layers."""
         x, residual = self.embed(tokens), None  # (B, T, hidden_size)
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x, residual = layer(x, residual, spans[layer.kind], cache)
+        for layer, kind, cache in zip(self.layers, self.kinds, caches or [None] * len(self.layers), strict=True):
+            x, residual = layer(x, residual, spans[kind], cache)
         x, _ = self.norm(x, residual)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return capped(F.linear(x[:, -logits_to_keep:], head.weight), self.config.final_logit_softcapping)
