@@ -13,13 +13,14 @@ from transformers import PreTrainedConfig
 import generate
 from kernels import InputError, in_form, load_backend, reference
 from kernels.probe import is_the_formula
+from kernels.torch_version import TORCH_2_13
 from model.checkpoint import names
 from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
 from model.family import FAMILIES
 from model.llama import Llama, summed_loss
 from model.norm import RMSNorm, input_mean_squares, norm_names
 from tests.helpers import CPU, FLOAT32_BOUND, ROOT, needs_triton, relative
-from tests.model.checkpoint.folders import KINDS, TOKENS, assert_same_logits, load, theirs_of
+from tests.model.checkpoint.folders import KINDS, TOKENS, assert_same_logits, load, theirs_at, theirs_of
 
 VALUES = {
     "vocab_size": 61,
@@ -161,7 +162,10 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
     theirs = theirs_of(config, torch.bfloat16, **KINDS[kind])
     theirs.save_pretrained(tmp_path)
     found, expected = load(tmp_path)(TOKENS), theirs(TOKENS).logits
-    assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
+    if TORCH_2_13:  # transformers 5.20 gives torch 2.6 masks of another kind, and so another attention
+        assert (found != expected).float().mean() < 0.02  # none here; another CPU may sum in another order
+    exact = theirs.double()(TOKENS).logits
+    assert (found - exact).norm() < 1.25 * (expected - exact).norm()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
 @torch.no_grad()
 def test_layer_types_are_honoured_and_kept_where_they_are_not_what_a_family_takes(tmp_path, config, kind, layer_types):
     theirs_of(config, **KINDS[kind], layer_types=layer_types).save_pretrained(tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()  # takes such a Mistral for a Ministral
+    theirs = theirs_at(tmp_path)  # takes such a Mistral for a Ministral
     model = load(tmp_path)
     assert model.config.layer_kinds() == layer_types
     assert_same_logits(model(TOKENS), theirs(TOKENS).logits)
@@ -285,7 +289,7 @@ def test_each_family_trains_generates_and_loads_in_transformers(name, trained, w
     (workplace / "config.json").write_text(json.dumps(values | small))
     metrics, _, _ = trained("--steps", 3, "--lr", "1e-2", "--dtype", "float32")
     assert metrics[-1]["loss"] < metrics[0]["loss"]
-    theirs = transformers.AutoModelForCausalLM.from_pretrained("out/model").eval()
+    theirs = theirs_at("out/model")
     assert type(theirs).__name__.startswith(name.capitalize())
     with torch.no_grad():
         assert_same_logits(load(workplace / "out/model")(TOKENS), theirs(TOKENS).logits)

@@ -72,6 +72,17 @@ def theirs_of(config, dtype=torch.float32, **changed):
     torch.manual_seed(0)
     values = replace(config, model_type=changed.get("model_type", "llama")).to_dict() | changed
     kind = transformers.AutoConfig.for_model(**{key: value for key, value in values.items() if value is not None})
-    model = transformers.AutoModelForCausalLM.from_config(kind, dtype=dtype).eval()
+    model = transformers.AutoModelForCausalLM.from_config(kind, dtype=dtype, **attention_of(kind)).eval()
     draw_weights(model, std=0.1)
     return model
+
+
+def attention_of(kind):
+    """Options for transformers, whose SDPA attention before 5.24 leaves out Gemma 2's soft cap."""
+    return {"attn_implementation": "eager"} if kind.model_type == "gemma2" else {}
+
+
+def theirs_at(folder):
+    """transformers' model of a directory."""
+    options = attention_of(transformers.AutoConfig.from_pretrained(folder))
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
