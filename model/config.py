@@ -136,7 +136,7 @@ class LlamaConfig:
             if values.get(key) is not None:
                 values[key] = check(key, values[key])
         unread = _take_rope(values)
-        _take_family(values)
+        unread += _take_family(values)
         _take_lengths(values)
         names = {field.name for field in fields(cls)}
         unread += values.keys() - names
@@ -299,8 +299,11 @@ def _take_model_type(values: dict[str, Any]) -> None:
         raise InputError(f"norm is {show(norm)}, and a {name} has RMSNorm; remove norm, or state rms{name}")
 
 
-def _take_family(values: dict[str, Any]) -> None:
-    """Fill in the family's defaults, check the keys that depend on the family, and remove those that it fixes."""
+def _take_family(values: dict[str, Any]) -> list[str]:
+    """Fill in the family's defaults, check the keys that depend on the family, and remove those that it fixes.
+
+    Returns the names of biases that the family does not have: transformers does not read them.
+    """
     name = values["model_type"]
     family = FAMILIES[name]
     for key, value in family.defaults.items():
@@ -315,22 +318,26 @@ def _take_family(values: dict[str, Any]) -> None:
         found = values.get(key)
         expect(found is None or key in family.defaults, key, found, f"null, since a {name} has none")
     _take_layer_types(values, family)
+    strange = {"attention_bias", "mlp_bias"}.difference(family.biases)
+    return [key for key in sorted(strange) if values.pop(key, False)]
 
 
 def _take_layer_types(values: dict[str, Any], family: Family) -> None:
     """Fill in which layers have a window, where not all are alike."""
-    pattern, n_layers = values.pop("sliding_window_pattern", family.window_pattern), values.get("num_hidden_layers", 0)
+    pattern, n_layers = family.window_pattern, values.get("num_hidden_layers", 0)
+    if "sliding_window_pattern" in family.defaults:
+        pattern = values.pop("sliding_window_pattern") or pattern
     kinds, window = values.get("layer_types"), values.get("sliding_window")
     if kinds is None and pattern is not None:
         kinds = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(n_layers)]
     if kinds is None:
         return
-    fits = isinstance(kinds, list) and len(kinds) == n_layers and set(kinds) <= {FULL, SLIDING}
+    fits = isinstance(kinds, list) and len(kinds) == n_layers and all(kind in (FULL, SLIDING) for kind in kinds)
     expect(fits, "layer_types", kinds, f"{FULL} or {SLIDING} for each of {n_layers} layers")
     expect(window is not None or SLIDING not in kinds, "sliding_window", window, f"a number for layers of {SLIDING}")
-    if SLIDING not in kinds:
-        values["sliding_window"] = None
     if family.window_pattern is None and len(set(kinds)) == 1:  # with a pattern, leaving it out would mean the pattern
+        if SLIDING not in kinds:
+            values["sliding_window"] = None
         kinds = None
     values["layer_types"] = kinds
 
@@ -342,7 +349,7 @@ def _take_rope(values: dict[str, Any]) -> list[str]:
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
     if FULL in new or SLIDING in new:  # Gemma 3's, a kind of layer each
-        local, new = new.get(SLIDING) or {}, new.get(FULL) or {}
+        local, new = (_object(f"rope_parameters's {kind}", new.get(kind) or {}) for kind in (SLIDING, FULL))
         expect(
             local.get("rope_type", "default") == "default", "rope_parameters", local, "the default in sliding layers"
         )

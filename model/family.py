@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kernels.form import LLAMA, Form
 
-SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh", "gelu")  # config.json's names; published Gemmas mean the first
+SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh",)  # config.json's names
 
 
 class Family(NamedTuple):
@@ -28,7 +28,8 @@ class Family(NamedTuple):
     norms: str = "input"  # of each sub-layer: "input", "output" or "both"
     qk_norm: str | None = None  # over "head", each on its own, or over "all" together
     form: Form = LLAMA
-    qkv_bias: bool = False  # also where attention_bias is false
+    biases: tuple[str, ...] = ("attention_bias",)  # the keys of config.json that add some
+    qkv_bias: bool = False  # always
     rotates_in_float32: bool = False  # q and k of half precision, rounded after RoPE
     scales_embedding: bool = False  # by sqrt(hidden_size), rounded to the embedding's dtype
     activation: tuple[str, ...] = SILU
@@ -43,20 +44,21 @@ OPTIONAL_KEYS = (
 GEMMA = Family(
     form=Form(offset=1.0, round_once=True),
     scales_embedding=True,
-    activation=GELU,
+    activation=(*GELU, "gelu"),  # published Gemmas say the second and mean the first
     defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True},
 )
 TWO_SIDES = GEMMA._replace(
     norms="both",
+    activation=GELU,
     defaults={**GEMMA.defaults, "num_key_value_heads": 4, "sliding_window": 4096, "query_pre_attn_scalar": 256},
 )
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False}
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
 FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-    "qwen2": Family(qkv_bias=True, defaults=QWEN),
+    "llama": Family(biases=("attention_bias", "mlp_bias")),
+    "mistral": Family(biases=(), defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "qwen2": Family(biases=(), qkv_bias=True, defaults=QWEN),
     "qwen3": Family(qk_norm="head", defaults=QWEN | {"head_dim": 128}),
     "olmo2": Family(norms="output", qk_norm="all", form=Form(round_once=True), rotates_in_float32=True),
     "gemma": GEMMA,

@@ -323,3 +323,43 @@ def test_one_plus_a_small_weight_is_lost_in_bfloat16():
     assert (1 + weight == 1).all()
     wide = reference.rms_norm(x.float(), weight, 1e-6, offset=1.0, round_once=True)
     assert wide[0, 0].item() == pytest.approx(1.00390625, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "named"),
+    [
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
+        ("gemma3_text", {"hidden_activation": "gelu"}, "hidden_activation"),
+        ("gemma3_text", {"layer_types": [["a"]] * 6}, "layer_types"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": 5}}, "full_attention"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {}, "sliding_attention": [1]}}, "sliding_attention"),
+    ],
+)
+def test_what_a_family_means_otherwise_is_refused_by_key(family, changed, named):
+    with pytest.raises(InputError, match=named):
+        LlamaConfig.from_dict(VALUES | {"model_type": family} | changed)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_biases_are_those_that_transformers_reads(family, capsys):
+    """The keys of others are named, and add nothing here either."""
+    both = {"attention_bias": True, "mlp_bias": True}
+    config = LlamaConfig.from_dict(VALUES | {"model_type": family} | both, path=f"{family}.json")
+    read, said = inspect.signature(class_of(family)).parameters, capsys.readouterr().err
+    for key in both:
+        assert getattr(config, key) == (key in read)
+        assert (f'"{key}"' in said) == (key not in read)
+
+
+def test_the_pattern_of_windows_is_a_key_of_gemma3_alone():
+    for pattern, kinds in ((3, [SLIDING, SLIDING, FULL] * 2), (None, [SLIDING] * 5 + [FULL])):
+        values = VALUES | {"model_type": "gemma3_text", "sliding_window_pattern": pattern}
+        assert LlamaConfig.from_dict(values).layer_kinds() == kinds
+    values = VALUES | {"model_type": "gemma2", "sliding_window_pattern": 3}
+    assert LlamaConfig.from_dict(values).layer_kinds() == [SLIDING, FULL] * 3
+
+
+def test_a_window_that_no_layer_has_is_kept_for_transformers():
+    values = VALUES | {"model_type": "gemma2", "layer_types": [FULL] * 6, "sliding_window": 5}
+    config = LlamaConfig.from_dict(values)
+    assert (config.sliding_window, set(config.layer_kinds())) == (5, {FULL})
