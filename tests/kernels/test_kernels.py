@@ -116,7 +116,7 @@ def test_the_compiler_is_the_one_that_cxx_names(tmp_path, monkeypatch):
     (tmp_path / "clang++").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "clang++")
-    kernels.load_backend("compile", CPU)
+    assert kernels.load_backend("compile", CPU).description == "compile"  # and is not refused
 
 
 def test_a_dtype_after_the_name_rounds_what_the_norm_gets():
