@@ -48,6 +48,7 @@ class Backend(NamedTuple):
     description: str  # for the person at the terminal: the name, how it runs here, and a form that is not LLaMA's
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    form: Form = LLAMA  # that both compute
 
 
 def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
@@ -102,9 +103,10 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 def in_form(backend: Backend, form: Form) -> Backend:
     """The backend bound to a form of the norm. Raises InputError for a function of the user's own that takes none."""
-    if form == LLAMA:
+    if form == backend.form:
         return backend
-    for function, inputs in zip(backend[1:], (("x", "weight", "eps"), ("x", "residual", "weight", "eps")), strict=True):
+    both = (backend.rms_norm, ("x", "weight", "eps")), (backend.add_rms_norm, ("x", "residual", "weight", "eps"))
+    for function, inputs in both:
         try:
             inspect.signature(function).bind(*inputs, **form._asdict())
         except (TypeError, ValueError) as error:  # ValueError: a builtin that does not say what it takes
@@ -113,8 +115,8 @@ def in_form(backend: Backend, form: Form) -> Backend:
                 f"{', '.join([*inputs, *form._fields])}, or use --norm torch"
             ) from error
     options: dict[str, Any] = form._asdict()
-    description, rms_norm, add_rms_norm = backend
-    return Backend(f"{description}, {form}", partial(rms_norm, **options), partial(add_rms_norm, **options))
+    rms_norm, add_rms_norm = partial(backend.rms_norm, **options), partial(backend.add_rms_norm, **options)
+    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm, form)
 
 
 def _own_backend(name: str) -> Backend:

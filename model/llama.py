@@ -69,19 +69,20 @@ class Llama(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw weights from a normal distribution of standard deviation initializer_range; set norms to 1, biases to 0.
+        """Draw weights from a normal distribution (std: initializer_range), set biases to 0, and reset the norms.
 
         Each layer writes twice into the residual stream, through o_proj and down_proj. These two are drawn smaller by
         sqrt(2 * num_hidden_layers), so that the stream's variance does not grow with depth (GPT-2's rule).
         """
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.reset_parameters()
         std = self.config.initializer_range
         for name, weight in self.named_parameters():
-            if weight.is_meta:
+            if weight.is_meta or name.endswith("norm.weight"):
                 continue
             if name.endswith(".bias"):
                 nn.init.zeros_(weight)
-            elif name.endswith("norm.weight"):
-                nn.init.constant_(weight, 1 - self.config.family.form.offset)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(weight, std=std / math.sqrt(2 * self.config.num_hidden_layers))
             else:

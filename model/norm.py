@@ -14,17 +14,23 @@ class RMSNorm(nn.Module):
     """Scale rows to a root mean square of 1, then multiply by a learned weight.
 
     A row is the last axis, of `normalized_shape` elements, or several trailing axes together, as in nn.RMSNorm.
-    The formula and its precision are the contract in kernels/reference.py. Each sub-layer owns one norm, and the
-    residual stream passes through it, so that a backend can add and normalise in one kernel.
+    The formula and its precision are the contract in kernels/reference.py. The weight starts where it scales by 1 in
+    the backend's form. Each sub-layer owns one norm, and the residual stream passes through it, so that a backend can
+    add and normalise in one kernel.
     """
 
     __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
 
     def __init__(self, normalized_shape: int | Sequence[int], eps: float, backend: Backend) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(normalized_shape))
+        self.weight = nn.Parameter(torch.empty(normalized_shape))
         self.eps = eps
         self.backend = backend
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to scale by 1."""
+        nn.init.constant_(self.weight, 1 - self.backend.form.offset)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x and residual (..., *normalized_shape) -> (norm of x + residual, x + residual); None counts as zero."""

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 import generate
 from kernels import InputError, in_form, load_backend, reference
+from kernels.form import FORMS, Form
 from kernels.probe import is_the_formula
 from kernels.torch_version import TORCH_2_13
 from model.checkpoint import names
@@ -212,6 +213,20 @@ def test_the_norms_of_a_fresh_model_scale_by_1(tmp_path, config, kind):
     assert len(weights) == len(norm_names(model))
     assert all((weight == 1 - form.offset).all() for weight in weights)
     assert is_the_formula(model.norm.backend, 48, 3e-3, CPU, form)
+
+
+@pytest.mark.parametrize("norm", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("form", [*FORMS.values(), Form(0.3, False)], ids=str)
+@pytest.mark.parametrize("axes", [48, (6, 8), (2, 3, 8)])
+def test_a_norm_on_its_own_starts_as_a_scale_of_1(axes, form, norm):
+    """In every form, whoever builds it, and again once its weight is reset."""
+    module, x = RMSNorm(axes, 3e-3, load_backend(norm, CPU, form)), torch.randn(5, 48, dtype=torch.float64)
+    expected = x * (x.square().mean(-1, keepdim=True) + 3e-3).rsqrt()
+    rows = x.float().view(5, *(axes if isinstance(axes, tuple) else [axes]))
+    for _ in range(2):
+        assert relative(module(rows)[0].flatten(1) - expected, expected) < 1e-6  # 0.7 + 0.3 is 1 within 2^-24
+        torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+        module.reset_parameters()
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
