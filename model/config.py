@@ -141,7 +141,7 @@ class LlamaConfig:
         names = {field.name for field in fields(cls)}
         unread += values.keys() - names
         if unread:
-            _say_unread(path, tuple(sorted(unread)))
+            _say_unread(path, values["model_type"], tuple(sorted(unread)))
         values = {key: value for key, value in values.items() if key in names and value is not None}
         _fill_in_heads(values)
         for field in fields(cls):
@@ -225,11 +225,11 @@ def as_list(value: Any) -> list[Any]:
 
 
 @cache  # a command may read the same config more than once
-def _say_unread(path: str | Path, keys: tuple[str, ...]) -> None:
+def _say_unread(path: str | Path, model_type: str, keys: tuple[str, ...]) -> None:
     known = [field.name for field in fields(LlamaConfig)] + [*ONLY_VALUES, "rope_parameters"]
     near = {key: get_close_matches(key, known, 1, cutoff=0.75) for key in keys}
     names = [f"{show(key)} (is {near[key][0]} meant?)" if near[key] else show(key) for key in keys]
-    say(f"{path}: ignored keys that a LLaMA does not have: {', '.join(names)}")
+    say(f"{path}: ignored keys that model_type {model_type} does not have: {', '.join(names)}")
 
 
 def _converted(kind: type, fits: Callable[[float], bool], expected: str, key: str, value: Any) -> int | float:
@@ -296,7 +296,7 @@ def _take_model_type(values: dict[str, Any]) -> None:
         if values.get("rms_norm_eps") is None:
             values["rms_norm_eps"] = eps
     elif norm is not None:
-        raise InputError(f"norm is {show(norm)}, and a {name} has RMSNorm; remove norm, or state rms{name}")
+        raise InputError(f"norm is {show(norm)}, and model_type {name} has RMSNorm; remove norm, or state rms{name}")
 
 
 def _take_family(values: dict[str, Any]) -> list[str]:
@@ -310,13 +310,15 @@ def _take_family(values: dict[str, Any]) -> list[str]:
         values.setdefault(key, value)
     for key in ("hidden_act", "hidden_activation"):  # Gemma has had both
         found = values.pop(key, None)
-        expect(found is None or found in family.activation, key, found, f"{show(family.activation[0])} for a {name}")
+        expected = f"{show(family.activation[0])} for model_type {name}"
+        expect(found is None or found in family.activation, key, found, expected)
     if values.pop("use_sliding_window", None) is False:  # Qwen's window, which is not in use; true is refused
         values["sliding_window"] = None
         values.pop("max_window_layers", None)
     for key in OPTIONAL_KEYS:
         found = values.get(key)
-        expect(found is None or key in family.defaults, key, found, f"null, since a {name} has none")
+        if key not in family.defaults:
+            expect(found is None, key, found, f"null, since model_type {name} does not compute it")
     _take_layer_types(values, family)
     strange = {"attention_bias", "mlp_bias"}.difference(family.biases)
     return [key for key in sorted(strange) if values.pop(key, False)]
@@ -348,24 +350,35 @@ def _take_rope(values: dict[str, Any]) -> list[str]:
     Newer configs keep both in rope_parameters. Returns the names of keys inside them that nobody reads.
     """
     new, old = values.pop("rope_parameters", None) or {}, values.pop("rope_scaling", None) or {}
-    if FULL in new or SLIDING in new:  # Gemma 3's, a kind of layer each
+    unread: list[str] = []
+    if new and "rope_local_base_freq" in FAMILIES[values["model_type"]].defaults:  # Gemma 3's, a kind of layer each
+        expect(new.keys() <= {FULL, SLIDING}, "rope_parameters", new, f"{FULL} and {SLIDING}, and nothing beside them")
         local, new = (_object(f"rope_parameters's {kind}", new.get(kind) or {}) for kind in (SLIDING, FULL))
-        expect(
-            local.get("rope_type", "default") == "default", "rope_parameters", local, "the default in sliding layers"
-        )
-        if "rope_theta" in local:
-            values["rope_local_base_freq"] = _number("rope_theta", local["rope_theta"])
+        scaling, unread = _read_rope(values, f"rope_parameters's {SLIDING}", local, "rope_local_base_freq")
+        expect(scaling is None, f"rope_parameters's {SLIDING}", local, "the default rope_type in layers with a window")
     if new and old and new != old:
         raise InputError(f"rope_parameters is {show(new)} and rope_scaling is {show(old)}; remove one of them")
-    key, given = ("rope_parameters", new) if new else ("rope_scaling", old)
+    scaling, others = _read_rope(values, *(("rope_parameters", new) if new else ("rope_scaling", old)), "rope_theta")
+    if scaling is not None:
+        values["rope_scaling"] = scaling
+    return unread + others
+
+
+def _read_rope(
+    values: dict[str, Any], key: str, given: dict[str, Any], theta_key: str
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Check what is `given` under `key`, and bring its rope_theta to `theta_key` of `values`.
+
+    Returns the rest as rope_scaling has it, and the names of keys that nobody reads.
+    """
     rope = {name: value for name, value in given.items() if value not in (None, NEUTRAL_IN_ROPE.get(name))}
     rope.pop("finetuned", None)  # tells how the model was made
 
     if "rope_theta" in rope:
         theta = _number("rope_theta", rope.pop("rope_theta"))
-        if values.get("rope_theta") not in (None, theta):
-            raise InputError(f"rope_theta is {values['rope_theta']} and {key} has {theta}; remove one of them")
-        values["rope_theta"] = theta
+        if values.get(theta_key) not in (None, theta):
+            raise InputError(f"{theta_key} is {values[theta_key]} and {key} has {theta}; remove one of them")
+        values[theta_key] = theta
 
     kind = rope.pop("rope_type", rope.get("type", "default"))
     if rope.pop("type", kind) != kind or kind not in list(ROPE_SCALING_KEYS):
@@ -384,9 +397,7 @@ def _take_rope(values: dict[str, Any]) -> list[str]:
     rope = {name: ROPE_CHECKS.get(name, _number)(f"{key}'s {name}", value) for name, value in rope.items()}
     if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
         raise InputError(f"{key} is {show(given)}; expected low_freq_factor to be below high_freq_factor")
-    if kind != "default":
-        values["rope_scaling"] = {"rope_type": kind, **rope}
-    return [f"{key}'s {name}" for name in unread]
+    return {"rope_type": kind, **rope} if kind != "default" else None, [f"{key}'s {name}" for name in unread]
 
 
 def _take_lengths(values: dict[str, Any]) -> None:

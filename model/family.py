@@ -54,7 +54,7 @@ TWO_SIDES = GEMMA._replace(
 )
 QWEN = {"num_key_value_heads": 32, "use_sliding_window": False}
 CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
+BASES = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6, "final_logit_softcapping": None}
 FAMILIES = {
     "llama": Family(biases=("attention_bias", "mlp_bias")),
     "mistral": Family(biases=(), defaults={"num_key_value_heads": 8, "sliding_window": 4096}),

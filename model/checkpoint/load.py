@@ -234,7 +234,8 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path)
         raise InputError(f"{source}: tensors are missing ({len(missing)}), the first is {first}")
     if unexpected := sorted((stored[name] for name in stored.keys() - shapes.keys()), key=lambda tensor: tensor.name):
         first = unexpected[0]
-        raise InputError(f"{first.path}: tensors that no LLaMA has ({len(unexpected)}), the first is {first.name}")
+        known = f"tensors that model_type {config.model_type} does not have ({len(unexpected)})"
+        raise InputError(f"{first.path}: {known}, the first is {first.name}")
     for name, tensor in stored.items():
         if tensor.shape != shapes[name]:
             named = f"{tensor.path}: {tensor.name} has shape {tensor.shape}"

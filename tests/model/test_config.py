@@ -192,7 +192,7 @@ def test_keys_that_nobody_reads_are_named_once_in_one_line(tmp_path, capsys):
     for _ in range(2):
         assert LlamaConfig.load(path) == LlamaConfig.from_dict(VALUES | {"rope_scaling": LLAMA3})
     assert capsys.readouterr().err == (
-        f'{path}: ignored keys that a LLaMA does not have: "_model_name_or_path", "internal_version", '
+        f'{path}: ignored keys that model_type llama does not have: "_model_name_or_path", "internal_version", '
         '"num_kv_heads" (is num_key_value_heads meant?), "rope_scaling\'s two\\nlines", '
         '"rope_tetha" (is rope_theta meant?)\n'
     )

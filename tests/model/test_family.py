@@ -340,6 +340,9 @@ def test_one_plus_a_small_weight_is_lost_in_bfloat16():
     assert wide[0, 0].item() == pytest.approx(1.00390625, abs=1e-6)
 
 
+LINEAR, OLD_LINEAR = ({key: "linear", "factor": 8.0} for key in ("rope_type", "type"))
+
+
 @pytest.mark.parametrize(
     ("family", "changed", "named"),
     [
@@ -348,6 +351,22 @@ def test_one_plus_a_small_weight_is_lost_in_bfloat16():
         ("gemma3_text", {"layer_types": [["a"]] * 6}, "layer_types"),
         ("gemma3_text", {"rope_parameters": {"full_attention": 5}}, "full_attention"),
         ("gemma3_text", {"rope_parameters": {"full_attention": {}, "sliding_attention": [1]}}, "sliding_attention"),
+        # transformers reads of Gemma 3's rope_parameters nothing but the two kinds
+        ("gemma3_text", {"rope_parameters": LINEAR}, "rope_parameters.* full_attention and sliding_attention"),
+        ("gemma3_text", {"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters.*500000.* full_attention"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {}} | LINEAR}, "rope_parameters.* nothing beside"),
+        ("gemma3_text", {"rope_parameters": {"full_attention": {}, "global": {}}}, "rope_parameters.* nothing beside"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": LINEAR}}, "sliding_attention is .*linear"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": OLD_LINEAR}}, "sliding_attention is .*linear"),
+        ("gemma3_text", {"rope_parameters": {"sliding_attention": {"factor": 2.0}}}, "sliding_attention has .*factor"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 5.0}}, "rope_local_base_freq": 7.0},
+            "rope_local_base_freq is 7.0 .* sliding_attention has 5.0",
+        ),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "50.0; .* gemma3_text does not compute it"),
+        ("olmo2", {"sliding_window": 5}, "sliding_window is 5; .* model_type olmo2 does not compute it"),
+        ("olmo2", {"hidden_act": "gelu"}, "hidden_act.* model_type olmo2"),
     ],
 )
 def test_what_a_family_means_otherwise_is_refused_by_key(family, changed, named):

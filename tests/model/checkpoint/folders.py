@@ -39,6 +39,7 @@ KINDS = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "rope_local_base_freq": 100.0,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "final_logit_softcapping": 3.0,
     }
     | BOTH_SIDES,
 }

@@ -328,7 +328,7 @@ def test_quantised_weights_are_refused_by_name(saved, dtype, called):
 
 @pytest.mark.parametrize(
     ("n_layers", "named"),
-    [(1, "no LLaMA has (18)"), (2, "no LLaMA has (9)"), (4, "3 of 4 layers"), (10**6, "4 of 1000000 layers")],
+    [(1, "does not have (18)"), (2, "llama does not have (9)"), (4, "3 of 4 layers"), (10**6, "4 of 1000000 layers")],
 )
 def test_another_number_of_layers_is_refused_at_once(saved, n_layers, named):
     """Also with a tensor of the last of a million layers; listing their tensors would take minutes."""
