@@ -137,7 +137,8 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_bias)
         scalar = config.query_pre_attn_scalar
-        self.scale, self.cap = None if scalar is None else scalar**-0.5, config.attn_logit_softcapping
+        self.scale = config.attention_multiplier if scalar is None else scalar**-0.5
+        self.cap = config.attn_logit_softcapping
         self.q_norm = self.k_norm = None
         if family.qk_norm is not None:
             each = family.qk_norm == "head"

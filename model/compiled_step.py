@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
@@ -19,7 +18,7 @@ from torch.fx import GraphModule
 from kernels import InputError
 from kernels.compiled import check_device
 from kernels.torch_version import TORCH_2_13
-from model.attention import KVCache, Span, capped, step_span
+from model.attention import KVCache, Span, step_span
 from model.llama import Block, Llama
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
@@ -79,8 +78,7 @@ def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity
 
 def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVCache]], Tensor]:
     block: Callable[..., tuple[Tensor, Tensor]] = torch.compile(Block.forward, backend=_inductor)
-    last = torch.compile(_last, backend=_inductor)
-    head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
+    last = torch.compile(model.logits, backend=_inductor)
 
     def run(tokens: Tensor, spans: dict[str, Span], caches: list[KVCache]) -> Tensor:
         for span in spans.values():
@@ -93,13 +91,9 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
             torch._dynamo.mark_dynamic(cache.k, 2)
             torch._dynamo.mark_dynamic(cache.v, 2)
             x, residual = block(layer, x, residual, spans[kind], cache)
-        return last(model.norm, head, model.config.final_logit_softcapping, x, residual)
+        return last(x, residual)
 
     return run
-
-
-def _last(norm: nn.Module, head: Tensor, cap: float | None, x: Tensor, residual: Tensor) -> Tensor:
-    return capped(F.linear(norm(x, residual)[0], head), cap)
 
 
 def _inductor(graph: GraphModule, inputs: list[Tensor]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kernels import InputError
 from model.cli import say
-from model.family import FAMILIES, OPTIONAL_KEYS, Family
+from model.family import FAMILIES, MULTIPLIERS, OPTIONAL_KEYS, Family
 from model.json_file import errors_in, expect, read_object, show
 
 # Keys that transformers reads, or that many published models have, and that change no logits: taken in silence.
@@ -98,6 +98,10 @@ class LlamaConfig:
     query_pre_attn_scalar: int | None = None  # attention's scale is its inverse root; None is head_dim
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
+    embedding_multiplier: float | None = None
+    attention_multiplier: float | None = None  # attention's scale itself
+    residual_multiplier: float | None = None  # of what each sub-layer adds to the residual stream
+    logits_scaling: float | None = None  # divides the logits
     attention_bias: bool = False
     attention_dropout: float = 0.0  # kept, and not computed: it acts in training alone
     mlp_bias: bool = False
@@ -262,7 +266,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as
     **dict.fromkeys(["num_attention_heads", "num_key_value_heads", "head_dim"], _size),
     **dict.fromkeys(["max_position_embeddings", "max_sequence_length"], _length),
     **dict.fromkeys(["rms_norm_eps", "rope_theta", "rope_local_base_freq", "initializer_range"], _number),
-    **dict.fromkeys(["attn_logit_softcapping", "final_logit_softcapping"], _number),
+    **dict.fromkeys(["attn_logit_softcapping", "final_logit_softcapping", *MULTIPLIERS], _number),
     **dict.fromkeys(["attention_bias", "mlp_bias", "tie_word_embeddings"], _flag),
     **dict.fromkeys(["rope_parameters", "rope_scaling"], _object),
     "attention_dropout": _share,
@@ -319,6 +323,8 @@ def _take_family(values: dict[str, Any]) -> list[str]:
         found = values.get(key)
         if key not in family.defaults:
             expect(found is None, key, found, f"null, since model_type {name} does not compute it")
+        elif key in MULTIPLIERS:
+            expect(found is not None, key, found, "a positive number")
     _take_layer_types(values, family)
     strange = {"attention_bias", "mlp_bias"}.difference(family.biases)
     return [key for key in sorted(strange) if values.pop(key, False)]

@@ -1,13 +1,15 @@
 """What tells one family of models from another, as data: where its norms stand, which form they have, and the rest.
 
-family    norm of a sub-layer's  q and k norm     form of the norm       besides
-llama     input                                   rounds twice           Mistral: a sliding window
-qwen2     input                                   rounds twice           biases on q, k and v
-qwen3     input                  of each head     rounds twice
-olmo2     output                 of all heads     rounds once            turns q and k in float32
-gemma     input                                   rounds once, 1 + w     GeGLU, scaled embedding
-gemma2    both                                    rounds once, 1 + w     and soft caps, every 2nd layer a window
-gemma3    both                   of each head     rounds once, 1 + w     and 5 of 6 layers a window, with own RoPE
+family       norm of a sub-layer's  q and k norm  form of the norm    besides
+llama        input                                rounds twice
+mistral      input                                rounds twice        a window
+qwen2        input                                rounds twice        biases of q, k and v
+qwen3        input                  of each head  rounds twice
+olmo2        output                 of all heads  rounds once         RoPE in float32
+gemma        input                                rounds once, 1 + w  GeGLU, scaled embedding
+gemma2       both                                 rounds once, 1 + w  and soft caps, a window in 1 of 2 layers
+gemma3_text  both                   of each head  rounds once, 1 + w  and a window in 5 of 6 layers, with own RoPE
+granite      input                                rounds twice        four multipliers
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ class Family(NamedTuple):
     defaults: dict[str, Any] = {}  # noqa: RUF012
 
 
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 OPTIONAL_KEYS = (
     "sliding_window", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
-    "rope_local_base_freq",
+    "rope_local_base_freq", *MULTIPLIERS,
 )  # fmt: skip
 GEMMA = Family(
     form=Form(offset=1.0, round_once=True),
@@ -64,4 +67,5 @@ FAMILIES = {
     "gemma": GEMMA,
     "gemma2": TWO_SIDES._replace(window_pattern=2, defaults=TWO_SIDES.defaults | CAPS),
     "gemma3_text": TWO_SIDES._replace(window_pattern=6, qk_norm="head", defaults=TWO_SIDES.defaults | BASES),
+    "granite": Family(biases=("attention_bias", "mlp_bias"), defaults=dict.fromkeys(MULTIPLIERS, 1.0)),
 }

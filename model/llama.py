@@ -29,8 +29,9 @@ class Block(nn.Module):
         super().__init__()
 
         def make_norm(side: str) -> RMSNorm | Add:
-            wanted = config.family.norms in (side, "both")
-            return RMSNorm(config.hidden_size, config.rms_norm_eps, norm) if wanted else Add()
+            if config.family.norms in (side, "both"):
+                return RMSNorm(config.hidden_size, config.rms_norm_eps, norm)
+            return Add(config.residual_multiplier if side == "output" else None)
 
         self.attention_norm = make_norm("input")
         self.attention = Attention(config, norm)
@@ -127,9 +128,19 @@ class Llama(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> (B, T, hidden_size), scaled if the family does so."""
         x = self.embed_tokens(tokens)
-        if not self.config.family.scales_embedding:
-            return x
-        return x * torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)  # rounded, as Gemma's is
+        factor = self.config.embedding_multiplier
+        if self.config.family.scales_embedding:  # by a rounded factor, as Gemma does
+            factor = torch.tensor(self.config.hidden_size**0.5, dtype=x.dtype, device=x.device)
+        return x if factor is None else x * factor
+
+    def logits(self, x: Tensor, residual: Tensor | None, logits_to_keep: int = 0) -> Tensor:
+        """The last norm and the head: (B, T, hidden_size) -> (B, T or logits_to_keep, vocab_size)."""
+        x, _ = self.norm(x, residual)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        logits = F.linear(x[:, -logits_to_keep:], head.weight)
+        if self.config.logits_scaling is not None:
+            logits = logits / self.config.logits_scaling
+        return capped(logits, self.config.final_logit_softcapping)
 
     def run(
         self, tokens: Tensor, spans: dict[str, Span], caches: list[KVCache] | None = None, logits_to_keep: int = 0
@@ -138,9 +149,7 @@ class Llama(nn.Module):
         x, residual = self.embed(tokens), None  # (B, T, hidden_size)
         for layer, kind, cache in zip(self.layers, self.kinds, caches or [None] * len(self.layers), strict=True):
             x, residual = layer(x, residual, spans[kind], cache)
-        x, _ = self.norm(x, residual)
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return capped(F.linear(x[:, -logits_to_keep:], head.weight), self.config.final_logit_softcapping)
+        return self.logits(x, residual, logits_to_keep)
 
 
 def summed_loss(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:

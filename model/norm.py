@@ -55,11 +55,19 @@ class RMSNorm(nn.Module):
 
 
 class Add(nn.Module):
-    """The place of a norm that a family does not have: the addition alone, with RMSNorm's arguments and results."""
+    """The place of a norm that a family does not have: the addition alone, with RMSNorm's arguments and results.
+
+    `multiplier` scales x beforehand; Granite has one on the output of each sub-layer.
+    """
 
     __call__: Callable[..., tuple[Tensor, Tensor]]
 
+    def __init__(self, multiplier: float | None = None) -> None:
+        super().__init__()
+        self.multiplier = multiplier
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = x if self.multiplier is None else x * self.multiplier
         h = x if residual is None else x + residual
         return h, h
 

@@ -17,9 +17,12 @@ from tests.helpers import FLOAT32_BOUND, likeliest, needs_triton, relative, text
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 KINDS = {
     "plain": {},
-    "biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "biases, tied, multipliers": {
+        "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "model_type": "granite",
+        "embedding_multiplier": 2.7, "attention_multiplier": 0.43, "residual_multiplier": 0.61, "logits_scaling": 1.3,
+    },
     "window": {"sliding_window": 5, "model_type": "mistral"},
-}
+}  # fmt: skip
 ALTERNATING = {"layer_types": [FULL, SLIDING], "sliding_window": 5, "query_pre_attn_scalar": 24}
 FAMILIES = {
     "norms on both sides, soft caps": {

@@ -17,7 +17,7 @@ from kernels.probe import is_the_formula
 from kernels.torch_version import TORCH_2_13
 from model.checkpoint import names
 from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
-from model.family import FAMILIES
+from model.family import FAMILIES, MULTIPLIERS
 from model.llama import Llama, summed_loss
 from model.norm import RMSNorm, input_mean_squares, norm_names
 from tests.helpers import CPU, FLOAT32_BOUND, ROOT, needs_triton, relative
@@ -33,10 +33,11 @@ VALUES = {
     "rms_norm_eps": 3e-3,
 }
 ONE_OF_EACH = ["head_dim of its own", "mistral, window", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3"]
+ONE_OF_EACH += ["granite"]
 
 
 # Norms on the output or on both sides; windows, caps and two RoPE bases, with layers of both kinds.
-DECODED = ["olmo2", "gemma2", "gemma3, linear"]
+DECODED = ["olmo2", "gemma2", "gemma3, linear", "granite, biases"]
 
 
 def config_of(config, kind):
@@ -61,7 +62,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family):
     if ours.rope_local_base_freq is not None:
         assert ours.rope_local_base_freq == rope["sliding_attention"]["rope_theta"]
     keys = ["num_key_value_heads", "tie_word_embeddings", "sliding_window", "query_pre_attn_scalar"]
-    for key in [*keys, "attn_logit_softcapping", "final_logit_softcapping"]:
+    for key in [*keys, "attn_logit_softcapping", "final_logit_softcapping", *MULTIPLIERS]:
         assert getattr(ours, key) == getattr(theirs, key, None), key
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
     kinds = getattr(theirs, "layer_types", None)
@@ -142,6 +143,15 @@ PUBLISHED = {
          "attn_logit_softcapping": None, "final_logit_softcapping": None, "hidden_activation": "gelu_pytorch_tanh",
          "cache_implementation": "hybrid"},
         999_885_952,
+    ),
+    "ibm-granite/granite-3.1-2b-instruct": (
+        {"model_type": "granite", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 40,
+         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+         "rope_theta": 5000000.0, "rope_scaling": None, "vocab_size": 49155, "tie_word_embeddings": True,
+         "attention_bias": False, "attention_dropout": 0.1, "mlp_bias": False, "hidden_act": "silu",
+         "attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+         "residual_multiplier": 0.22, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
+        2_533_531_648,
     ),
 }  # fmt: skip
 
@@ -295,7 +305,7 @@ def test_a_norm_of_ones_own_that_has_no_form_is_refused_by_name(config):
         in_form(norm, FAMILIES["gemma"].form)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3", "granite"])
 def test_each_family_trains_generates_and_loads_in_transformers(name, trained, workplace, command):
     values = json.loads((ROOT / f"configs/tiny-{name}.json").read_text())
     small = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 290, "head_dim": 8, "rms_norm_eps": 3e-3}
@@ -367,11 +377,24 @@ LINEAR, OLD_LINEAR = ({key: "linear", "factor": 8.0} for key in ("rope_type", "t
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "50.0; .* gemma3_text does not compute it"),
         ("olmo2", {"sliding_window": 5}, "sliding_window is 5; .* model_type olmo2 does not compute it"),
         ("olmo2", {"hidden_act": "gelu"}, "hidden_act.* model_type olmo2"),
+        *[("granite", {key: bad}, key) for key in MULTIPLIERS for bad in (None, 0, -0.5, "many", True)],
+        *[(family, {key: 1.0}, key) for key in MULTIPLIERS for family in FAMILIES if family != "granite"],
     ],
 )
 def test_what_a_family_means_otherwise_is_refused_by_key(family, changed, named):
     with pytest.raises(InputError, match=named):
         LlamaConfig.from_dict(VALUES | {"model_type": family} | changed)
+
+
+def test_a_rope_of_each_kind_of_layer_is_gemma3s_alone(capsys):
+    """To transformers' LLaMA those are keys like any that it does not have."""
+    rope = {"rope_theta": 5000.0, "full_attention": LINEAR, "sliding_attention": {"rope_theta": 100.0}}
+    found = LlamaConfig.from_dict(VALUES | {"rope_parameters": rope}, path="kinds.json")
+    assert found == LlamaConfig.from_dict(VALUES | {"rope_theta": 5000.0})
+    assert "rope_parameters's full_attention" in capsys.readouterr().err
+    del rope["rope_theta"]
+    found = LlamaConfig.from_dict(VALUES | {"rope_parameters": rope, "model_type": "gemma3_text"})
+    assert (found.rope_scaling, found.rope_theta, found.rope_local_base_freq) == (LINEAR, 1e6, 100.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -118,6 +118,7 @@ def test_what_is_planned_is_what_a_real_model_keeps_and_what_is_left_after_its_f
         {"model_type": "olmo2"},  # norms on the output, and q and k turned in float32
         {"model_type": "gemma2", "sliding_window": 7, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
         {"model_type": "gemma3_text", "sliding_window": 7, "query_pre_attn_scalar": 24, "tie_word_embeddings": True},
+        {"model_type": "granite", "embedding_multiplier": 2.7, "residual_multiplier": 0.61, "logits_scaling": 1.3},
     ],
 )
 def test_the_plan_of_other_shapes_is_what_a_real_model_keeps(config, change):

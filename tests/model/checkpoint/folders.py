@@ -16,6 +16,8 @@ TOKENS = torch.arange(60).view(3, 20)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 16}  # fmt: skip
 BOTH_SIDES = {"head_dim": 20, "sliding_window": 5, "query_pre_attn_scalar": 24}
+GRANITE = {"model_type": "granite", "embedding_multiplier": 2.7, "attention_multiplier": 0.43,
+           "residual_multiplier": 0.61, "logits_scaling": 1.3}  # fmt: skip
 KINDS = {
     "attention bias": {"attention_bias": True},
     "mlp bias": {"mlp_bias": True},
@@ -33,6 +35,8 @@ KINDS = {
     "olmo2": {"model_type": "olmo2"},
     "gemma": {"model_type": "gemma", "head_dim": 20},
     "gemma2": {"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0} | BOTH_SIDES,
+    "granite": GRANITE | {"head_dim": 20},
+    "granite, biases": GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "gemma3": {"model_type": "gemma3_text", "rope_local_base_freq": 100.0, "rope_theta": 5000.0} | BOTH_SIDES,
     "gemma3, linear": {
         "model_type": "gemma3_text",
