@@ -15,6 +15,7 @@ from kernels import InputError, in_form, load_backend, reference
 from kernels.form import FORMS, Form
 from kernels.probe import is_the_formula
 from kernels.torch_version import TORCH_2_13
+from model import family as table
 from model.checkpoint import names
 from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
 from model.family import FAMILIES, MULTIPLIERS
@@ -340,6 +341,40 @@ def table_of_the_three_questions():
 
 def test_the_readme_shows_the_families_as_the_code_has_them():
     assert table_of_the_three_questions() in (ROOT / "kernels/README.md").read_text(encoding="utf-8")
+
+
+def besides(family):
+    """What a family has beside its norms, as the table of model/family.py says it."""
+    pattern, defaults = family.window_pattern, family.defaults
+    window = f"a window in {pattern - 1} of {pattern} layers" if pattern else "a window"
+    told = {
+        "biases of q, k and v": family.qkv_bias,
+        "RoPE in float32": family.rotates_in_float32,
+        "GeGLU": family.activation[0] == "gelu_pytorch_tanh",
+        "scaled embedding": family.scales_embedding,
+        "soft caps": {"attn_logit_softcapping", "final_logit_softcapping"} <= defaults.keys(),
+        window: "sliding_window" in defaults,
+        "with own RoPE": "rope_local_base_freq" in defaults,
+        "four multipliers": set(MULTIPLIERS) <= defaults.keys(),
+    }
+    text = ", ".join(words for words, holds in told.items() if holds)
+    return text.replace("GeGLU, scaled embedding, ", "and ")  # besides what the line above says
+
+
+def table_of_the_differences():
+    rows = [("family", "norm of a sub-layer's", "q and k norm", "form of the norm", "besides")]
+    for name, family in FAMILIES.items():
+        heads = {None: "", "head": "of each head", "all": "of all heads"}[family.qk_norm]
+        form = f"rounds {'once' if family.form.round_once else 'twice'}"
+        form += f", {family.form.offset:g} + w" if family.form.offset else ""
+        rows.append((name, family.norms, heads, form, besides(family)))
+    assert len({row[1:] for row in rows}) == len(rows), "two families without a difference"
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    return "\n".join("".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def test_the_table_in_the_docstring_is_that_of_the_families():
+    assert table_of_the_differences() in table.__doc__
 
 
 def test_one_plus_a_small_weight_is_lost_in_bfloat16():
