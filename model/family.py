@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kernels.form import LLAMA, Form
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 SILU, GELU = ("silu", "swish"), ("gelu_pytorch_tanh",)  # config.json's names
 
 

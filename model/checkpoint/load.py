@@ -21,7 +21,8 @@ from torch import Tensor
 from kernels import Backend, InputError, load_backend
 from model.checkpoint.names import config_values, to_file_name, to_model_name, to_model_rows
 from model.cli import say
-from model.config import LlamaConfig, as_list, family_of, is_id
+from model.config import LlamaConfig
+from model.config_keys import as_list, family_of, is_id
 from model.json_file import errors_in, expect, read_object
 from model.llama import Llama
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kernels import InputError
 from model.cli import say
-from model.config import is_id
+from model.config_keys import is_id
 from model.json_file import decode_text, errors_in, expect, parse_object, read_file, show
 
 CONFIG, SPECIAL, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"

@@ -10,7 +10,7 @@ from functools import cached_property
 import sentencepiece
 
 from kernels import InputError
-from model.config import LARGEST_SIZE
+from model.config_keys import LARGEST_SIZE
 from model.json_file import expect
 from model.tokenizer.base import SPACE, UNKNOWN, Splitter, Tokenizer
 from model.tokenizer.files import CONFIG, AddedToken, TokenizerConfig

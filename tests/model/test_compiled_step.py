@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 from kernels import InputError
 from kernels.torch_version import TORCH_2_13
 from model.compiled_step import BLOCK, compile_step, warm_up
-from model.config import FULL, SLIDING
+from model.family import FULL, SLIDING
 from model.generation import generate
 from tests.helpers import FLOAT32_BOUND, likeliest, needs_triton, relative, texts
 

@@ -1,4 +1,4 @@
-"""model/config.py: what config.json may say, what is filled in, and what is refused by name."""
+"""model/config.py and config_keys.py: what config.json may say, what is filled in, and what is refused by name."""
 
 import inspect
 import json
@@ -12,7 +12,8 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
 from kernels import InputError
-from model.config import CHECKS, HARMLESS_KEYS, LlamaConfig
+from model.config import LlamaConfig
+from model.config_keys import CHECKS, HARMLESS_KEYS
 
 VALUES = {
     "vocab_size": 61,

@@ -17,8 +17,9 @@ from kernels.probe import is_the_formula
 from kernels.torch_version import TORCH_2_13
 from model import family as table
 from model.checkpoint import names
-from model.config import FULL, HARMLESS_KEYS, SLIDING, LlamaConfig
-from model.family import FAMILIES, MULTIPLIERS
+from model.config import LlamaConfig
+from model.config_keys import HARMLESS_KEYS
+from model.family import FAMILIES, FULL, MULTIPLIERS, SLIDING
 from model.llama import Llama, summed_loss
 from model.norm import RMSNorm, input_mean_squares, norm_names
 from tests.helpers import CPU, FLOAT32_BOUND, ROOT, needs_triton, relative
