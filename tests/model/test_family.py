@@ -181,6 +181,21 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, config, kind):
     assert (found - exact).norm() < 1.25 * (expected - exact).norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["gemma2", "granite", "granite, biases"])
+@torch.no_grad()
+def test_embedding_and_head_have_the_bits_of_transformers(tmp_path, config, kind, dtype):
+    """Their factors act on the same sums here, whatever the CPU: a reciprocal in place of a division shows."""
+    theirs, seen = theirs_of(config, dtype, **KINDS[kind]), []
+    theirs.save_pretrained(tmp_path)
+    for module in (theirs.model.layers[0].input_layernorm, theirs.model.norm):
+        module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    logits, ours = theirs(TOKENS).logits, load(tmp_path)
+    first, last = seen
+    assert torch.equal(ours.embed(TOKENS), first)
+    assert torch.equal(ours.logits(last, None), logits)
+
+
 @pytest.mark.parametrize(
     ("kind", "layer_types"),
     [
