@@ -231,6 +231,14 @@ def test_names_of_norms_that_are_swapped_are_noticed(tmp_path, config, kind, mon
         assert_same_logits(load(tmp_path)(TOKENS), theirs(TOKENS).logits)
 
 
+def test_tensors_of_another_family_are_refused_by_the_name_of_the_one_that_was_read(tmp_path, config):
+    theirs_of(config, model_type="qwen2").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"qwen2"', '"mistral"'))
+    with pytest.raises(InputError, match=r"model_type mistral does not have \(9\), .*layers.0.self_attn.k_proj.bias"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_the_norms_of_a_fresh_model_scale_by_1(tmp_path, config, kind):
     theirs_of(config, **KINDS[kind]).save_pretrained(tmp_path)
@@ -446,6 +454,9 @@ def test_a_rope_of_each_kind_of_layer_is_gemma3s_alone(capsys):
     del rope["rope_theta"]
     found = LlamaConfig.from_dict(VALUES | {"rope_parameters": rope, "model_type": "gemma3_text"})
     assert (found.rope_scaling, found.rope_theta, found.rope_local_base_freq) == (LINEAR, 1e6, 100.0)
+    rope["sliding_attention"] |= {"strange": 1}
+    LlamaConfig.from_dict(VALUES | {"rope_parameters": rope, "model_type": "gemma3_text"}, path="strange.json")
+    assert "rope_parameters's sliding_attention's strange" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -457,6 +468,7 @@ def test_biases_are_those_that_transformers_reads(family, capsys):
     for key in both:
         assert getattr(config, key) == (key in read)
         assert (f'"{key}"' in said) == (key not in read)
+    assert not said or f"keys that model_type {family} does not have" in said
 
 
 def test_the_pattern_of_windows_is_a_key_of_gemma3_alone():
