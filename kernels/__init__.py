@@ -105,6 +105,7 @@ def in_form(backend: Backend, form: Form) -> Backend:
     """The backend bound to a form of the norm. Raises InputError for a function of the user's own that takes none."""
     if form == backend.form:
         return backend
+    assert backend.form == LLAMA, "a backend is bound to a form once"
     both = (backend.rms_norm, ("x", "weight", "eps")), (backend.add_rms_norm, ("x", "residual", "weight", "eps"))
     for function, inputs in both:
         try:

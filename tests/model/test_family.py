@@ -264,6 +264,14 @@ def test_a_norm_on_its_own_starts_as_a_scale_of_1(axes, form, norm):
         module.reset_parameters()
 
 
+def test_a_backend_is_bound_to_a_form_once():
+    gemma = load_backend("reference", CPU, FORMS["gemma"])
+    assert in_form(gemma, FORMS["gemma"]) is gemma
+    for other in (FORMS["llama"], FORMS["torch"]):
+        with pytest.raises(AssertionError, match="once"):
+            in_form(gemma, other)
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 @pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
 def test_every_backend_gives_the_logits_and_gradients_of_the_reference(config, make_model, kind, norm):
