@@ -214,7 +214,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32 and not args.fsdp)
     begin_run(args, done, metrics, {**about, "data": meta})
 
-    names, unigram_loss = norm_names(model), meta["unigram_loss"]
+    names, unigram_loss = about["norm_names"], meta["unigram_loss"]
     with (
         RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed) as log,
         caught_signals() as caught,
@@ -314,7 +314,7 @@ def describe(
         say(f"{args.out} {begins}")
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     about = {"norm": norm, "dtype": dtype_name, "device": str(device), "device_name": device_name}
-    return {**about, "compiled": compiled}
+    return {**about, "compiled": compiled, "norm_names": norm_names(model)}
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
