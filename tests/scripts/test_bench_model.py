@@ -5,7 +5,6 @@ Nothing here looks at how long anything took.
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -188,8 +187,8 @@ def test_both_models_have_the_same_logits_in_every_family(name, tmp_path):
     expected = ours(ids)
     fresh = model_parts.fresh_theirs(config).eval()
     fresh.load_state_dict(theirs.state_dict())
-    for model in (theirs, fresh):
-        assert relative(model(ids).logits - expected, expected) < FLOAT32_BOUND
+    for other in (theirs, fresh):
+        assert relative(other(ids).logits - expected, expected) < FLOAT32_BOUND
     for text in (Ours(ours, ours, 72), Theirs(theirs)):
         text.step(ids[:, :65])
         for _ in range(2):
