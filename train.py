@@ -22,23 +22,20 @@ from pathlib import Path
 
 from kernels import InputError
 from model.cli import Parser, not_negative, positive, rank, run, say, seed, world_size
+from model.training.arguments import check_numbers, resumed, say_changes
 from model.training.run_folder import (
     METRICS,
-    RUN,
     STATE,
     check_folder,
     earlier_metrics,
     locked,
     newest_step,
-    saved_arguments,
     saved_data,
 )
 
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
 NORM_SEQUENCES = 4  # of them, those that --log-norms looks at
 WARMUP = 20  # steps, unless a run is shorter than five times that
-LARGEST_RATE = 1e6  # of --lr and --weight-decay; their product, and Adam's tenfold first step, fit into float32
-LARGEST_STEP = 2**28  # tokens: a step's windows then take 2 GiB
 DATA = Path("out/data")  # prepared texts
 TINY = Path(__file__).parent / "configs/tiny.json"
 
@@ -79,49 +76,6 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def resumed(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments of the run in --out, parsed as flags. Raises InputError."""
-    flags = []
-    for name, value in saved_arguments(args.out).items():
-        flag = name.replace("_", "-")
-        if value is None or name not in vars(args).keys() - {"out", "resume"}:  # earlier versions had other flags
-            continue
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags.append(f"--{flag}={value}")
-    try:
-        return parser.parse_args(flags)
-    except InputError as error:
-        raise InputError(f"{args.out / RUN}: {error}; or remove that file, and give the run's flags again") from error
-
-
-def check_numbers(args: argparse.Namespace, saved: argparse.Namespace | None) -> None:
-    """Raise InputError for numbers that contradict each other or are too large to compute with.
-
-    What a resumed run has saved is taken as it is: earlier versions refused less.
-    """
-
-    def given(*names: str) -> bool:
-        return not saved or any(getattr(args, name) != getattr(saved, name) for name in names)
-
-    if given("warmup") and args.warmup is not None and args.warmup >= args.steps:
-        raise InputError(
-            f"--warmup {args.warmup} leaves none of --steps {args.steps} at the full learning rate; use fewer, "
-            "or leave it out for a fifth of --steps"
-        )
-    if given("lr", "min_lr") and args.min_lr is not None and args.min_lr > args.lr:
-        raise InputError(f"--min-lr {args.min_lr:g} is above --lr {args.lr:g}; expected at most that")
-    for flag, rate in (("--lr", args.lr), ("--weight-decay", args.weight_decay)):
-        if rate > LARGEST_RATE:
-            raise InputError(f"{flag} is {rate:g}; expected at most {LARGEST_RATE:g}")
-    if args.batch_size * args.block_size > LARGEST_STEP:
-        raise InputError(
-            f"--batch-size {args.batch_size} sequences of --block-size {args.block_size} tokens are too many for one "
-            f"step; expected at most {LARGEST_STEP:,} tokens"
-        )
-
-
 if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
 
@@ -155,15 +109,7 @@ from model.training.state import keep_newest, load_state, save_state
 def main() -> None:
     args = parse_args()
     if args.resume:
-        saved, own = saved_arguments(args.out), args.out / "config.json"
-        for name, value in saved.items():
-            if getattr(args, name, value) != value:
-                say(f"resuming with {name.replace('_', '-')} {getattr(args, name)}; the run had {value}")
-        if args.config and args.config == saved.get("config") and not Path(args.config).exists() and own.exists():
-            raise InputError(
-                f"{args.config} is missing, which the run began with; name it by --config, or go on with the config "
-                f"that the run saved: --config {own}"
-            )
+        say_changes(args)
     if args.warmup is None:
         args.warmup = min(WARMUP, args.steps // 5)
         if args.warmup < WARMUP:
@@ -214,7 +160,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32 and not args.fsdp)
     begin_run(args, done, metrics, {**about, "data": meta})
 
-    names, unigram_loss = norm_names(model), meta["unigram_loss"]
+    names, unigram_loss = about["norm_names"], meta["unigram_loss"]
     with (
         RunLog(args.out, metrics, done, args.steps, unigram_loss, names, config.rms_norm_eps, peak_speed) as log,
         caught_signals() as caught,
@@ -314,7 +260,7 @@ def describe(
         say(f"{args.out} {begins}")
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     about = {"norm": norm, "dtype": dtype_name, "device": str(device), "device_name": device_name}
-    return {**about, "compiled": compiled}
+    return {**about, "compiled": compiled, "norm_names": norm_names(model)}
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:

@@ -1,4 +1,4 @@
-"""Time the whole model on a CPU, against transformers' LlamaForCausalLM and against the limits of the machine.
+"""Time the whole model on a CPU, against transformers' model of the same family and the limits of the machine.
 
 Both models have the same weights, but for training, and run in turn: ours, theirs, ours, theirs. So a drift of the
 machine meets both. A ratio is theirs over ours within one turn, in time or in bytes: above 1, ours is faster or
@@ -8,7 +8,8 @@ transformers decodes twice: with generate(), and with a bare loop over its forwa
 The limits are measured in the same run: the bandwidth of reading 256 MB, and the rate of a matrix product. To decode a
 token, every weight is read once, so the share of the bandwidth says how far from the fastest possible that is.
 
-Without --ckpt the model has the shape of SmolLM2-135M and random weights, and is saved in a temporary folder.
+Without --ckpt the weights are random, in the shape of SmolLM2-135M or --config, and saved in a temporary folder. The
+training step is that of a small model of the same family.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ IN_EACH_DTYPE = ["prefill", "decode", "context", "cache", "train"]
 PARTS = [*IN_EACH_DTYPE, "load", "start"]
 HERE = [part for part in PARTS if part != "load" or Path("/proc/self/clear_refs").exists()]  # it reads Linux's /proc
 DTYPES = ["float32", "bfloat16"]
+SMOLLM2_135M = ROOT / "configs/smollm2-135m.json"
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--ckpt", type=Path, help="checkpoint directory (default: random weights in the shape of SmolLM2-135M)")
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--ckpt", type=Path, help="checkpoint directory (default: random weights)")
+    config_help = "shape of the random weights, a config.json"
+    model.add_argument("--config", type=Path, default=SMOLLM2_135M, help=config_help)
     add("--parts", type=names_in, default=",".join(HERE), help="what to measure, comma-separated")
     add("--dtypes", type=names_in, default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
     add("--norm", default="auto", help=f"what computes our RMSNorm: {USAGE}")
@@ -73,9 +78,9 @@ from scripts.bench.measuring import HEAD, describe, line, measure_limits
 from scripts.bench.model_parts import CPU, Setup
 
 
-def random_checkpoint(folder: Path) -> Path:
+def random_checkpoint(folder: Path, config: LlamaConfig) -> Path:
     torch.manual_seed(0)
-    model = Llama(LlamaConfig.load(model_parts.SMOLLM2_135M), load_backend("reference", CPU))
+    model = Llama(config, load_backend("reference", CPU))
     save_checkpoint(folder, model, train_tokenizer([Path(__file__).read_text(encoding="utf-8")], 400))
     return folder
 
@@ -83,13 +88,17 @@ def random_checkpoint(folder: Path) -> Path:
 def main() -> None:
     args = parse_args()
     norm = load_backend(args.norm, CPU)
+    path = args.ckpt / "config.json" if args.ckpt else args.config
+    config = LlamaConfig.load(path)
+    if config.norm:
+        raise InputError(f"{path} has the norm {config.norm}, and transformers RMSNorm alone; name a model with that")
     warnings.filterwarnings("ignore", message=".past_key_values. is deprecated")  # its successor is new in 5.24
     if args.threads:
         torch.set_num_threads(args.threads)
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes started here
     with tempfile.TemporaryDirectory() as temporary:
-        folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random")
-        checkpoint = args.ckpt or "SmolLM2-135M, random weights"
+        folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random", config)
+        checkpoint = args.ckpt or f"{args.config.stem}, random weights"
         print(f"{checkpoint}; norm {norm.description}; {args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
         say("machine")
         bandwidth, products = measure_limits(args.dtypes)
@@ -102,7 +111,7 @@ def main() -> None:
         for part, dtype in jobs:
             if part in args.parts:
                 say(f"{part} {dtype}")
-                for row in getattr(model_parts, part)(Setup(args, folder, norm, bandwidth, products, dtype)):
+                for row in getattr(model_parts, part)(Setup(args, folder, config, norm, bandwidth, products, dtype)):
                     print(line(row), flush=True)
 
 

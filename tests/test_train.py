@@ -18,7 +18,7 @@ import train
 from model.checkpoint.load import load_checkpoint
 from model.config import LlamaConfig
 from model.llama import Llama
-from model.norm import input_mean_squares
+from model.norm import input_mean_squares, norm_names
 from model.tokenizer import load_tokenizer
 from model.training.data import batch_starts, windows
 from tests.helpers import CPU, TRAINED, losses, needs_compiler, needs_triton, train_dtype
@@ -373,12 +373,19 @@ def test_norms_are_logged_every_so_many_steps_and_change_nothing(trained, workpl
     mean, least = input_mean_squares(saved, windows(held_out, starts, 16)).tolist()
     assert metrics[-1]["norm_mean_square"] == pytest.approx(mean, rel=1e-5)
     assert metrics[-1]["norm_least_square"] == pytest.approx(least, rel=1e-5)
+    assert json.loads((workplace / "out/model/run.json").read_text())["norm_names"] == norm_names(saved)
 
 
 def test_a_resumed_run_may_log_its_first_norm_after_an_evaluation(trained, workplace):
     trained("--steps", 3)
+    path = workplace / "out/model/run.json"
+    run = json.loads(path.read_text())
+    expected = run.pop("norm_names")
+    path.write_text(json.dumps(run))  # as earlier versions left it
     metrics, _, _ = trained("--resume", "--steps", 5, "--log-norms", 10, "--eval-interval", 4)
     assert [line["step"] for line in metrics if "norm_mean_square" in line] == [4]
+    assert len(expected) == len(metrics[4]["norm_mean_square"]) == 5
+    assert json.loads(path.read_text())["norm_names"] == expected
     assert (workplace / "out/model/norms.png").exists()
 
 

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from copy import copy
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,7 +27,6 @@ from kernels import Backend, InputError, load_backend
 from model.checkpoint.load import load_checkpoint
 from model.compiled_step import compile_step
 from model.config import LlamaConfig
-from model.json_file import read_object
 from model.llama import Llama, summed_loss
 from model.training.flops import forward_flops, training_flops
 from scripts.bench.measuring import Result, Row, in_turn, seconds
@@ -36,10 +36,10 @@ transformers: Any = importlib.import_module("transformers") if importlib.util.fi
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CPU = torch.device("cpu")
-SMOLLM2_135M = ROOT / "configs/smollm2-135m.json"
-TRAINED = {  # the model of the training step: what differs from SmolLM2's shape
+TRAINED = {  # the model of the training step: what differs from the checkpoint's shape
     "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "max_position_embeddings": 256, "rope_theta": 10000.0, "tie_word_embeddings": False,
+    "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+    "tie_word_embeddings": False, "rope_scaling": None, "layer_types": None,
 }  # fmt: skip
 BATCH = (16, 256)  # sequences and tokens of a training step
 PROMPT = 16  # tokens before the decoded ones
@@ -51,6 +51,7 @@ class Setup(NamedTuple):
 
     args: Namespace
     folder: Path  # of the checkpoint
+    config: LlamaConfig
     norm: Backend  # of our model
     bandwidth: float  # of reading memory, in bytes per second
     products: dict[str, float]  # FLOP/s of a matrix product, by dtype
@@ -66,11 +67,16 @@ class Setup(NamedTuple):
 
 @lru_cache(maxsize=1)  # for all parts in one dtype
 def load_models(folder: Path, norm: Backend, dtype: str) -> tuple[Llama, Any]:
-    """Ours, and transformers' LlamaForCausalLM or None: the same weights in one dtype."""
+    """Ours, and transformers' or None: the same weights in one dtype."""
     ours, theirs = load_checkpoint(folder, norm, CPU, getattr(torch, dtype)), None
     if transformers:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **attention_of(ours.config))
     return ours, theirs
+
+
+def attention_of(config: LlamaConfig) -> dict[str, str]:
+    """transformers' options for its attention: SDPA, but for Gemma 2, whose soft cap that does not compute."""
+    return {"attn_implementation": "eager" if config.model_type == "gemma2" else "sdpa"}
 
 
 def random_ids(model: Llama, n: int) -> Tensor:
@@ -92,10 +98,15 @@ class Ours:
         forward = self.one_token if tokens.size(1) == 1 else self.model
         return forward(tokens, self.caches, logits_to_keep=1)
 
-    def forget(self, n: int) -> None:
-        """Drop the last n tokens."""
-        for cache in self.caches:
-            cache.length -= n
+    def mark(self) -> Callable[[], None]:
+        """A function that drops the tokens of later steps."""
+        length = self.caches[0].length
+
+        def forget() -> None:
+            for cache in self.caches:
+                cache.length = length
+
+        return forget
 
 
 class Theirs:
@@ -107,8 +118,13 @@ class Theirs:
     def step(self, tokens: Tensor) -> Tensor:
         return self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
 
-    def forget(self, n: int) -> None:
-        self.cache.crop(-n)
+    def mark(self) -> Callable[[], None]:
+        layers = [copy(layer) for layer in self.cache.layers]  # a step makes new tensors and leaves these as they are
+
+        def forget() -> None:  # crop() would not go back beyond a window
+            self.cache.layers = layers
+
+        return forget
 
 
 def decode_greedily(text: Ours | Theirs, ids: Tensor, n: int) -> tuple[list[int], float]:
@@ -198,9 +214,9 @@ def context(setup: Setup) -> list[Row]:
 
 def time_steps(text: Ours | Theirs, ids: Tensor) -> float:
     """The seconds that one of the tokens ids (1, T) takes; the text forgets them again."""
-    tokens = ids.split(1, dim=1)
+    tokens, forget = ids.split(1, dim=1), text.mark()
     took = seconds(lambda: [text.step(token) for token in tokens])
-    text.forget(len(tokens))
+    forget()
     return took / len(tokens)
 
 
@@ -230,7 +246,7 @@ def held_bytes(layers: list[Any]) -> float:
 def train(setup: Setup) -> list[Row]:
     """A training step, with train.py's own loss and parameter groups, on random weights and tokens."""
     torch.manual_seed(0)
-    config = LlamaConfig.from_dict(read_object(SMOLLM2_135M) | TRAINED)
+    config = LlamaConfig.from_dict(setup.config.to_dict() | TRAINED)
     batch = torch.randint(config.vocab_size, (BATCH[0], BATCH[1] + 1))
     autocast = torch.autocast("cpu", torch.bfloat16) if setup.dtype == "bfloat16" else nullcontext()
 
@@ -249,8 +265,7 @@ def train(setup: Setup) -> list[Row]:
     ours = Llama(config, setup.norm)
     calls = {"ours": step_of(ours, torch.compile(ours) if setup.args.compile else ours)}
     if transformers:
-        their_config = transformers.LlamaConfig(**config.to_dict(), attn_implementation="sdpa")
-        theirs = transformers.LlamaForCausalLM(their_config)
+        theirs = fresh_theirs(config)
         their_forward: Any = torch.compile(theirs) if setup.args.compile else theirs
         calls["theirs"] = step_of(theirs, lambda tokens: their_forward(tokens, use_cache=False).logits)
     times = setup.in_turn(**calls)
@@ -259,12 +274,18 @@ def train(setup: Setup) -> list[Row]:
     return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", setup.dtype, "ms", times, note)]
 
 
+def fresh_theirs(config: LlamaConfig) -> Any:
+    """transformers' model of a config, with random weights."""
+    their_config = transformers.AutoConfig.for_model(**config.to_dict())
+    return transformers.AutoModelForCausalLM.from_config(their_config, **attention_of(config))
+
+
 def load(setup: Setup) -> list[Row]:
     """Time and memory of loading, each time in a process of its own, with the file in the system's cache."""
 
     def loading(side: str) -> dict[str, float]:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(load_once, side, setup.folder, setup.args.norm).result()
+            return pool.submit(load_once, side, setup.folder, setup.config, setup.args.norm).result()
 
     results = setup.in_turn(ours=partial(loading, "ours"), theirs=partial(loading, "theirs"))
     size, rows = sum(path.stat().st_size for path in setup.folder.glob("*.safetensors")), []
@@ -276,12 +297,14 @@ def load(setup: Setup) -> list[Row]:
     return rows
 
 
-def load_once(side: str, folder: Path, norm: str) -> dict[str, float]:
+def load_once(side: str, folder: Path, config: LlamaConfig, norm: str) -> dict[str, float]:
     """Seconds, and bytes at the peak beyond those of the imports, until a model is loaded and has computed a token."""
     if side == "ours":
         load = partial(load_checkpoint, folder, load_backend(norm, CPU), CPU)
     else:
-        load = partial(transformers.LlamaForCausalLM.from_pretrained, folder, dtype="auto", attn_implementation="sdpa")
+        with torch.device("meta"):
+            kind = type(fresh_theirs(config))  # imports it
+        load = partial(kind.from_pretrained, folder, dtype="auto", **attention_of(config))
     before = memory("VmRSS")
     # Reset the peak VmHWM; ru_maxrss would start from that of the process which started this one.
     Path("/proc/self/clear_refs").write_text("5")

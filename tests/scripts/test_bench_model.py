@@ -14,16 +14,19 @@ import generate as generate_py
 import model.llama
 import train
 from kernels import InputError, load_backend
+from model.config import LlamaConfig
 from scripts import bench_model
 from scripts.bench import model_parts
 from scripts.bench.measuring import HEAD
 from scripts.bench.model_parts import Ours, Theirs, decode_greedily, generate
-from tests.helpers import CPU
+from tests.helpers import CPU, FLOAT32_BOUND, ROOT, relative
 
 TINY = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
+CONFIGS = ROOT / "configs"
+TINY_CONFIGS = sorted(path.stem for path in CONFIGS.glob("tiny*.json"))
 SHORT = ["--repeats", "1", "--prefill", "24", "--tokens", "4", "--contexts", "8,16", "--norm", "torch"]
 pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 
@@ -32,8 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated"
 def small(monkeypatch, tmp_path):
     """Models and a machine that take no time."""
     shape = tmp_path / "shape.json"
-    shape.write_text(json.dumps(json.loads(model_parts.SMOLLM2_135M.read_text()) | TINY))
-    monkeypatch.setattr(model_parts, "SMOLLM2_135M", shape)
+    shape.write_text(json.dumps(json.loads(bench_model.SMOLLM2_135M.read_text()) | TINY))
+    monkeypatch.setattr(bench_model, "SMOLLM2_135M", shape)
     monkeypatch.setattr(model_parts, "TRAINED", model_parts.TRAINED | TINY)
     monkeypatch.setattr(model_parts, "BATCH", (2, 16))
     limits = (10e9, dict.fromkeys(bench_model.DTYPES, 100e9))
@@ -43,7 +46,7 @@ def small(monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    return bench_model.random_checkpoint(tmp_path / "random")
+    return bench_model.random_checkpoint(tmp_path / "random", LlamaConfig.load(bench_model.SMOLLM2_135M))
 
 
 @pytest.fixture
@@ -129,8 +132,9 @@ def test_the_timed_tokens_are_forgotten(pair):
     ids = torch.tensor([[1, 5, 9]])
     for text in (Ours(ours, ours, 4), Theirs(theirs)):
         text.step(ids[:, :2])
+        forget = text.mark()
         want = text.step(ids[:, 2:])
-        text.forget(1)
+        forget()
         for _ in range(2):
             model_parts.time_steps(text, torch.tensor([[3, 4]]))
         assert torch.equal(text.step(ids[:, 2:]), want)
@@ -170,6 +174,51 @@ def test_a_cache_that_takes_more_than_it_shows_is_seen(command, monkeypatch):
 
     monkeypatch.setattr(model.llama.Llama, "new_cache", wasteful)
     assert "0.004608 MB by the shapes, WHICH IS NOT WHAT OURS HOLDS" in command(bench_model.main, *arguments)[1]
+
+
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+@torch.inference_mode()
+def test_both_models_have_the_same_logits_in_every_family(name, tmp_path):
+    """Also of tokens beyond a window, after the timed ones, and as the training step makes its model."""
+    config = LlamaConfig.load(CONFIGS / f"{name}.json")
+    folder = bench_model.random_checkpoint(tmp_path / "random", config)
+    ours, theirs = model_parts.load_models(folder, load_backend("torch", CPU), "float32")
+    ids = model_parts.random_ids(ours, 72)  # a window has 64
+    expected = ours(ids)
+    fresh = model_parts.fresh_theirs(config).eval()
+    fresh.load_state_dict(theirs.state_dict())
+    for other in (theirs, fresh):
+        assert relative(other(ids).logits - expected, expected) < FLOAT32_BOUND
+    for text in (Ours(ours, ours, 72), Theirs(theirs)):
+        text.step(ids[:, :65])
+        for _ in range(2):
+            model_parts.time_steps(text, ids[:, :4])
+        assert relative(text.step(ids[:, 65:]) - expected[:, -1:], expected) < FLOAT32_BOUND
+
+
+@pytest.mark.parametrize("name", TINY_CONFIGS)
+def test_the_training_step_is_that_of_the_family(name, command, monkeypatch):
+    path, trained, usual = CONFIGS / f"{name}.json", [], model_parts.fresh_theirs
+    monkeypatch.setattr(model_parts, "fresh_theirs", lambda config: (trained.append(usual(config)), trained[-1])[1])
+    code, out, err = command(bench_model.main, *SHORT, "--config", path, "--parts", "train", "--dtypes", "float32")
+    assert code == 0, err
+    assert out.startswith(f"{name}, random weights; norm torch;")
+    [model] = trained
+    assert model.config.model_type == LlamaConfig.load(path).model_type
+    assert model.config.hidden_size == model_parts.TRAINED["hidden_size"]
+
+
+def test_a_norm_that_is_not_rmsnorm_is_refused_in_one_line(command, folder):
+    values = json.loads((folder / "config.json").read_text())
+    values |= {"model_type": "rmsllama", "norm": "scripts.peers:layer_norm", "norm_eps": values.pop("rms_norm_eps")}
+    (folder / "config.json").write_text(json.dumps(values))
+    for flag in (("--ckpt", folder), ("--config", folder / "config.json")):
+        code, out, err = command(bench_model.main, *SHORT, *flag, "--parts", "cache")
+        assert (code, out) == (2, "")
+        assert err.splitlines() == [
+            f"error: {folder / 'config.json'} has the norm scripts.peers:layer_norm, and transformers RMSNorm alone; "
+            "name a model with that"
+        ]
 
 
 def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
@@ -215,9 +264,9 @@ def test_generate_py_starts_on_the_cpu(command, folder, monkeypatch):
     assert (code, err.splitlines()[-1]) == (2, "error: generate.py failed: last line")
 
 
-def test_a_load_that_fails_is_one_line(tmp_path):
+def test_a_load_that_fails_is_one_line(tmp_path, config):
     with pytest.raises(InputError, match=r"^no weights at .*$"):
-        model_parts.load_once("ours", tmp_path, "torch")
+        model_parts.load_once("ours", tmp_path, config, "torch")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +275,8 @@ def test_a_load_that_fails_is_one_line(tmp_path):
         (["--parts", "prefill,speed"], "--parts is 'prefill,speed'; expected some of prefill,"),
         (["--dtypes", "float16"], "--dtypes is 'float16'; expected some of float32,bfloat16"),
         (["--tokens", "1"], "--tokens is 1"),
+        (["--ckpt", ".", "--config", "tiny.json"], "--config: not allowed with argument --ckpt"),
+        (["--config", "nowhere.json"], "nowhere.json is missing"),
         (["--ckpt", "nowhere"], "no checkpoint directory at nowhere"),
         (["--parts", "prefill", "--prefill", "129"], "129 positions are asked for and the model has 128"),
     ],

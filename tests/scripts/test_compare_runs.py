@@ -71,6 +71,7 @@ def test_a_difference_is_exit_code_1(change, message, trained, workplace, comman
 
 
 STEP = {"step": 0, "loss": 1.5, "val_loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens_per_s": 9.0, "mfu": 0.25}
+STEP |= {"norm_mean_square": [0.5, 2.0], "norm_least_square": [0.25, 0.125]}
 
 
 @pytest.mark.parametrize("key", STEP)
