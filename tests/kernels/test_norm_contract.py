@@ -216,7 +216,7 @@ def test_compile_backend_adds_the_offset_in_float32(compiled, form):
 def test_compile_backend_never_falls_back_to_eager(compiled):
     """One graph more than Dynamo's cache holds is an error, and so is the first one where the cache holds none."""
     x, weight = rows(2, 48), weights(48)
-    with torch._dynamo.config.patch(cache_size_limit=0):
+    with torch._dynamo.config.patch(accumulated_cache_size_limit=0):
         for norm, inputs in ((compiled.rms_norm, (x, weight)), (compiled.add_rms_norm, (x, x, weight))):
             with pytest.raises(Exception, match=r"limit|fullgraph"):  # the class differs between versions of PyTorch
                 norm(*inputs, EPS)

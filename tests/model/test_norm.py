@@ -119,6 +119,25 @@ def test_every_norm_has_the_eps_of_the_config(config, make_model):
     assert {norm.eps for norm in norms} == {config.rms_norm_eps}
 
 
+def test_the_compiled_norm_has_a_graph_for_every_width_and_mode_of_a_model(config, make_model, monkeypatch):
+    """Training, validation and a sample of an OLMo 2, whose norms have three widths; 8 graphs would not do."""
+    torch._dynamo.reset()
+    graphs = []  # run as they are, since Inductor would take seconds for each
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: (graphs.append(graph), graph.forward)[1]
+    )
+    config = replace(config, model_type="olmo2")
+    model, expected, tokens = make_model(config, "compile"), make_model(config), torch.arange(40).view(2, 20)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(tokens), expected(tokens))
+    with torch.inference_mode():
+        caches, others = model.new_cache(1, 20), expected.new_cache(1, 20)
+        for piece in tokens[:1].split([8, 1, 1, 10], 1):
+            assert torch.equal(model(piece, caches), expected(piece, others))
+    assert len(graphs) > 8
+
+
 def rows_by_hand(model, tokens):
     """Inputs of each norm of a model, in float64, from transformers' hidden states and modules; the eps is its own."""
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.config.to_dict())).double().eval()
