@@ -77,7 +77,7 @@ RMS_NORM = [
     *cases(contract.inputs_are_left_as_they_were),
     *cases(contract.a_frozen_weight_changes_no_other_gradient),
     *cases(contract.repeated_runs_have_the_same_bits),
-    *cases(contract.autocast_changes_nothing),
+    *cases(contract.autocast_changes_nothing, [F32, BF16], [F32, BF16]),
 ]
 ADD_RMS_NORM = [
     *cases(contract.add_rms_norm_is_the_two_steps, [F32], [F32], [(6, 48), (3, 40000)]),
@@ -130,7 +130,7 @@ FORMED_ALIKE = [
     *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
     *cases(contract.dweight_is_summed_in_float32, [F16]),
     *cases(contract.nothing_gives_an_empty_tensor, [(0, 48), (3, 0)]),
-    *cases(contract.autocast_changes_nothing),
+    *cases(contract.autocast_changes_nothing, [F32, BF16], [F32, BF16]),
 ]
 
 
