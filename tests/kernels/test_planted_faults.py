@@ -171,7 +171,8 @@ def table_of_the_mistakes():
         found = (show(norm(x, weight, 1e-5)) for norm in (fault, reference.rms_norm))
         lines.append([fault.__name__, ", ".join([show(x), *said]), *found])
 
-    norm, x, stream = RMSNorm(2, 1e-5, kernels.load_backend("reference", CPU)), torch.ones(1, 2), torch.full((1, 2), 3)
+    norm = RMSNorm(2, 1e-5, kernels.load_backend("reference", CPU))
+    x, stream = torch.ones(1, 2), torch.full((1, 2), 3.0)
     with torch.no_grad():
         found = (show(result[0]) for result in (norm(x, stream), Add()(norm(x)[0], stream)))
     lines.append(["post_norm_of_2017", f"{show(x)}, added to {show(stream)}", *found])
