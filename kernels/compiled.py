@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +14,33 @@ from kernels import InputError, add_then, reference
 from kernels.torch_version import TORCH_2_13
 
 # By default Inductor drops the rounding of x_hat, and a quarter of the elements in half precision change their last
-# bit. fullgraph: a shape or dtype too many for Dynamo's cache is an error, not a quiet return to eager.
-OPTIONS = {"fullgraph": True, "options": {"emulate_precision_casts": True}}
+# bit. fullgraph: a graph too many for Dynamo's cache is an error, not a quiet return to eager.
+OPTIONS: dict[str, Any] = {"fullgraph": True, "options": {"emulate_precision_casts": True}}
+# There is a graph for each width and rank, and again without gradients, in inference mode, under autocast and for one
+# row. Dynamo keeps 8, and a model with norms of q and k (OLMo 2, Gemma 3) that trains, validates and samples has more.
+MOST_GRAPHS = 64
 if TORCH_2_13:
-    rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
-    add_rms_norm = torch.compile(reference.add_rms_norm, **OPTIONS)
+    OPTIONS["recompile_limit"] = MOST_GRAPHS
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = torch.compile(function, **OPTIONS)
+
+    def with_room(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a part of the graph around it
+            return compiled(*inputs)
+        with torch._dynamo.config.patch(cache_size_limit=MOST_GRAPHS):
+            return compiled(*inputs)
+
+    return compiled if TORCH_2_13 else with_room
+
+
+if TORCH_2_13:
+    rms_norm = _compile(reference.rms_norm)
+    add_rms_norm = _compile(reference.add_rms_norm)
 else:  # on a CPU it drops that rounding all the same, unless the graph ends there
-    _normalize = torch.compile(lambda x, eps: reference.normalize(x, eps).to(x.dtype), **OPTIONS)
-    _rms_norm = torch.compile(reference.rms_norm, **OPTIONS)
+    _normalize = _compile(lambda x, eps: reference.normalize(x, eps).to(x.dtype))
+    _rms_norm = _compile(reference.rms_norm)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
         if round_once:

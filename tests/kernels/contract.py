@@ -314,13 +314,15 @@ def repeated_runs_have_the_same_bits(norm):
         assert_equal(first, second)
 
 
-def autocast_changes_nothing(norm):
-    x, weight = rows(6, 48, dtype=torch.bfloat16), weights(48)
-    plain = norm(x, weight, EPS)
+def autocast_changes_nothing(norm, x_dtype, weight_dtype):
+    """Activations beside float32 weights, a float32 stream, and weights in half precision beside both."""
+    x, weight, dy = rows(6, 48, dtype=x_dtype), weights(48, weight_dtype), rows(6, 48, dtype=x_dtype, seed=2)
+    plain = norm(x, weight, EPS), *gradients(norm, x, weight, dy)
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        inside = norm(x, weight, EPS)
-    assert_dtypes([inside], torch.bfloat16)
-    assert_equal(inside, plain)
+        inside = norm(x, weight, EPS), *gradients(norm, x, weight, dy)
+    assert_dtypes(inside, x_dtype, x_dtype, weight_dtype)
+    for found, expected in zip(inside, plain, strict=True):
+        assert_equal(found, expected)
 
 
 def add_rms_norm_is_the_two_steps(backend, dtype, residual_dtype, shape):

@@ -77,7 +77,7 @@ RMS_NORM = [
     *cases(contract.inputs_are_left_as_they_were),
     *cases(contract.a_frozen_weight_changes_no_other_gradient),
     *cases(contract.repeated_runs_have_the_same_bits),
-    *cases(contract.autocast_changes_nothing),
+    *cases(contract.autocast_changes_nothing, [F32, BF16], [F32, BF16]),
 ]
 ADD_RMS_NORM = [
     *cases(contract.add_rms_norm_is_the_two_steps, [F32], [F32], [(6, 48), (3, 40000)]),
@@ -130,7 +130,7 @@ FORMED_ALIKE = [
     *cases(contract.rows_too_large_for_float32_give_zero, [F32]),
     *cases(contract.dweight_is_summed_in_float32, [F16]),
     *cases(contract.nothing_gives_an_empty_tensor, [(0, 48), (3, 0)]),
-    *cases(contract.autocast_changes_nothing),
+    *cases(contract.autocast_changes_nothing, [F32, BF16], [F32, BF16]),
 ]
 
 
@@ -216,7 +216,7 @@ def test_compile_backend_adds_the_offset_in_float32(compiled, form):
 def test_compile_backend_never_falls_back_to_eager(compiled):
     """One graph more than Dynamo's cache holds is an error, and so is the first one where the cache holds none."""
     x, weight = rows(2, 48), weights(48)
-    with torch._dynamo.config.patch(cache_size_limit=0):
+    with torch._dynamo.config.patch(accumulated_cache_size_limit=0):
         for norm, inputs in ((compiled.rms_norm, (x, weight)), (compiled.add_rms_norm, (x, x, weight))):
             with pytest.raises(Exception, match=r"limit|fullgraph"):  # the class differs between versions of PyTorch
                 norm(*inputs, EPS)

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 import kernels
+from kernels import reference
 from kernels.form import FORMS
-from model.norm import RMSNorm
-from tests.helpers import CPU
+from model.config import LlamaConfig
+from model.llama import Block, Llama
+from model.norm import Add, RMSNorm, norm_names
+from tests.helpers import CPU, ROOT
 from tests.kernels import contract, faults
+from tests.model.checkpoint.folders import TOKENS, assert_same_logits, load, theirs_of
 
 SHOWS_EPS = (1e-5, 0.30151134)
 WRONG_NORMS = {
@@ -101,12 +105,86 @@ def test_an_offset_forgotten_in_backward_is_caught(form):
         check(faults.right_gradients)
 
 
+def test_the_other_order_changes_a_quarter_of_the_elements():
+    for dtype in contract.HALF:
+        with pytest.raises(AssertionError, match=r"found 2[56]\.\d\d% of the elements"):
+            contract.half_precision_rounds_in_the_order_of_the_form(faults.rounding_in_the_other_order, dtype)
+
+
+def share_one_norm(model):
+    for layer in model.layers:
+        layer.attention_norm = layer.ffn_norm = model.norm
+    return model
+
+
 def test_one_norm_shared_by_all_layers_is_caught(config, make_model):
     model = make_model(config)
     contract.every_sub_layer_owns_its_norm(model)
-    shared = RMSNorm(config.hidden_size, config.rms_norm_eps, model.norm.backend)
-    for layer in model.layers:
-        layer.attention_norm = layer.ffn_norm = shared
-    model.norm = shared
     with pytest.raises(AssertionError):
-        contract.every_sub_layer_owns_its_norm(model)
+        contract.every_sub_layer_owns_its_norm(share_one_norm(model))
+
+
+def post_norm_of_2017(block, x, residual, span, cache):
+    """Add, then norm (Vaswani et al.): the norm's result is the stream itself."""
+    x, _ = block.attention_output_norm(block.attention(x, span, cache), x)
+    x, _ = block.ffn_output_norm(block.feed_forward(x), x)
+    return x, None
+
+
+@torch.no_grad()
+def test_the_post_norm_of_2017_is_caught(tmp_path, config, monkeypatch):
+    theirs = theirs_of(config, model_type="olmo2")
+    theirs.save_pretrained(tmp_path)
+    model, expected = load(tmp_path), theirs(TOKENS).logits
+    assert_same_logits(model(TOKENS), expected)
+    monkeypatch.setattr(Block, "forward", post_norm_of_2017)
+    with pytest.raises(AssertionError):
+        assert_same_logits(model(TOKENS), expected)
+
+
+# The table of kernels/README.md: an x that shows the mistake (float32 and weight 1 where nothing else is said).
+SMALLEST = {
+    faults.square_of_the_mean: ([[1, -1]], "float32", 1),
+    faults.over_the_batch: ([[1, 1], [3, 3]], "float32", 1),
+    faults.over_the_sequence: ([[1, 1], [3, 3]], "float32", 1),
+    faults.keepdim_forgotten: ([[1, 1], [3, 3]], "float32", 1),
+    faults.eps_missing: ([[0, 0]], "float32", 1),
+    faults.eps_outside_the_root: ([[1e-3, 1e-3]], "float32", 1),
+    faults.eps_of_another_model: ([[1e-3, 1e-3]], "float32", 1),
+    faults.statistics_in_half_precision: ([[300, 300]], "float16", 1),
+    faults.weight_dropped: ([[1, 1]], "float32", 2),
+    faults.rounding_in_the_other_order: ([[3, 4]], "bfloat16", 3),
+    faults.mean_removed_as_well: ([[1, 3]], "float32", 1),
+}
+
+
+def show(rows):
+    return ", ".join(f"({', '.join(f'{value:.4g}' for value in row)})" for row in rows.tolist())
+
+
+def table_of_the_mistakes():
+    lines = []
+    for fault, (values, dtype, scale) in SMALLEST.items():
+        x = torch.tensor(values, dtype=getattr(torch, dtype))
+        weight = torch.full((2,), scale, dtype=x.dtype)
+        said = ([dtype] if dtype != "float32" else []) + ([f"weight {scale}"] if scale != 1 else [])
+        found = (show(norm(x, weight, 1e-5)) for norm in (fault, reference.rms_norm))
+        lines.append([fault.__name__, ", ".join([show(x), *said]), *found])
+
+    norm = RMSNorm(2, 1e-5, kernels.load_backend("reference", CPU))
+    x, stream = torch.ones(1, 2), torch.full((1, 2), 3.0)
+    with torch.no_grad():
+        found = (show(result[0]) for result in (norm(x, stream), Add()(norm(x)[0], stream)))
+    lines.append(["post_norm_of_2017", f"{show(x)}, added to {show(stream)}", *found])
+
+    with torch.device("meta"):
+        model = Llama(LlamaConfig.load(ROOT / "configs/llama2-7b.json"), norm.backend)
+    right, wrong = len(norm_names(model)), len(norm_names(share_one_norm(model)))
+    lines.append(["one_norm_shared", "LLaMA 2 7B", f"{wrong} weight", f"{right} weights"])
+    rows = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in lines]
+    return "\n".join(["| planted | x | wrong | right |", "|---|---|---|---|", *rows])
+
+
+def test_the_readme_shows_a_small_input_of_each_mistake():
+    assert SMALLEST.keys() <= WRONG_NORMS.keys()  # so that -k NAME finds a test
+    assert table_of_the_mistakes() in (ROOT / "kernels/README.md").read_text(encoding="utf-8")

@@ -9,7 +9,8 @@ import transformers
 import kernels
 from kernels.form import Form
 from model.checkpoint.load import to_file_name
-from model.llama import checkpoint_layers
+from model.config import LlamaConfig
+from model.llama import Llama, checkpoint_layers
 from model.norm import RMSNorm, input_mean_squares
 from tests.helpers import CPU, needs_triton
 from tests.kernels import contract
@@ -117,6 +118,89 @@ def test_every_sub_layer_owns_its_norm(config, make_model):
 def test_every_norm_has_the_eps_of_the_config(config, make_model):
     norms = [module for module in make_model(config).modules() if isinstance(module, RMSNorm)]
     assert {norm.eps for norm in norms} == {config.rms_norm_eps}
+
+
+LLAMA_3 = {"vocab_size": 128256, "num_key_value_heads": 8, "rope_theta": 500000.0, "bos_token_id": 128000}
+LLAMA_3_1 = LLAMA_3 | {"max_position_embeddings": 131072, "attention_bias": False, "mlp_bias": False}
+SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+           "rope_type": "llama3"}  # fmt: skip
+PUBLISHED = {  # what differs from the first model, and the number of parameters
+    "huggyllama/llama-7b": (
+        {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+         "num_attention_heads": 32, "max_position_embeddings": 2048, "max_sequence_length": 2048, "rms_norm_eps": 1e-6,
+         "model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1,
+         "eos_token_id": 2, "pad_token_id": 0},
+        6_738_415_616,
+    ),
+    "meta-llama/Llama-2-7b-hf": (
+        {"max_position_embeddings": 4096, "max_sequence_length": None, "num_key_value_heads": 32, "rms_norm_eps": 1e-5},
+        6_738_415_616,
+    ),
+    "meta-llama/Meta-Llama-3-8B": (
+        LLAMA_3 | {"max_position_embeddings": 8192, "intermediate_size": 14336, "rms_norm_eps": 1e-5},
+        8_030_261_248,
+    ),
+    "meta-llama/Llama-3.1-8B": (
+        LLAMA_3_1 | {"intermediate_size": 14336, "rope_scaling": SCALING | {"factor": 8.0}, "rms_norm_eps": 1e-5},
+        8_030_261_248,
+    ),
+    "meta-llama/Llama-3.2-1B": (
+        LLAMA_3_1 | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+                     "rope_scaling": SCALING | {"factor": 32.0}, "tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+        1_235_814_400,
+    ),
+    "mistralai/Mistral-7B-v0.1": (
+        {"model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096,
+         "max_position_embeddings": 32768, "max_sequence_length": None, "rms_norm_eps": 1e-5},
+        7_241_732_096,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_norms_of_a_published_llama_have_its_eps(name, capsys):
+    (first, _), (changed, count) = PUBLISHED["huggyllama/llama-7b"], PUBLISHED[name]
+    with torch.device("meta"):
+        config = LlamaConfig.from_dict(first | changed, path=name)
+        model = Llama(config, kernels.load_backend("reference", CPU))
+    assert {module.eps for module in model.modules() if isinstance(module, RMSNorm)} == {changed["rms_norm_eps"]}
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("norm", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
+@torch.no_grad()
+def test_autocast_and_float32_norms_change_nothing_in_a_bfloat16_model(config, make_model, norm):
+    """The norms return what they get, so no product meets another dtype. OLMo 2 has norms of three widths."""
+    model, tokens = make_model(replace(config, model_type="olmo2"), norm).bfloat16(), torch.arange(40).view(2, 20)
+    expected = model(tokens)
+    for mixed in (False, True):
+        for module in model.modules():
+            if isinstance(module, RMSNorm) and mixed:
+                module.float()
+        for autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                assert torch.equal(model(tokens), expected)
+    assert expected.dtype == torch.bfloat16
+
+
+def test_the_compiled_norm_has_a_graph_for_every_width_and_mode_of_a_model(config, make_model, monkeypatch):
+    """Training, validation and a sample of a Gemma 3, with norms of two widths and ranks: more than 8 graphs."""
+    torch._dynamo.reset()
+    graphs = []  # run as they are, since Inductor would take seconds for each
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda graph, *_, **__: (graphs.append(graph), graph.forward)[1]
+    )
+    config = replace(config, model_type="gemma3_text")
+    model, expected, tokens = make_model(config, "compile"), make_model(config), torch.arange(40).view(2, 20)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(model(tokens), expected(tokens))
+    with torch.inference_mode():
+        caches, others = model.new_cache(1, 20), expected.new_cache(1, 20)
+        for piece in tokens[:1].split([8, 1, 1, 10], 1):
+            assert torch.equal(model(piece, caches), expected(piece, others))
+    assert len(graphs) > 8, len(graphs)
 
 
 def rows_by_hand(model, tokens):
