@@ -28,8 +28,9 @@ def emulate(name: str) -> None:
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         raise InputError(f"--emulate {name}: Triton already runs in its interpreter; emulate before it is imported")
     os.environ["TRITON_INTERPRET"] = "0"
-    from kernels.emulated.driver import EmulatedDriver
     from triton.runtime import driver
+
+    from kernels.emulated.driver import EmulatedDriver
 
     driver.set_active(EmulatedDriver(name))  # pyright: ignore[reportArgumentType]  (what a launch asks for, no more)
     _chosen[:] = [name]

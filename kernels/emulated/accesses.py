@@ -34,7 +34,7 @@ def access(instruction: Instruction, operands: Operands) -> Step | None:
 
 
 def space_of(instruction: Instruction) -> str | None:
-    """"global" or "shared", of an access that is emulated; None of others."""
+    """ "global" or "shared", of an access that is emulated; None of others."""
     spaces = {part.partition(":")[0] for part in instruction.parts}
     if spaces & {"local", "const", "param", "tensor", "bulk"}:
         return None
@@ -86,8 +86,6 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
 
         def load(blocks: Blocks, mask: Array | None) -> None:
             addresses, mask = _active(blocks, read_address(blocks), mask)
-            if mask is None and space == "shared":
-                addresses = blocks.full(addresses)
             if blocks.counts:
                 blocks.counts.access(space, "load", blocks, addresses, mask, width)
             words = move(blocks, addresses, width, mask=mask)
@@ -95,8 +93,6 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
                 everywhere = np.zeros(blocks.shape, words.dtype)
                 everywhere[mask] = words
                 words = everywhere
-            if len(writes) == 1:
-                return writes[0](blocks, words.view(dtype), mask)
             values = unpack(words, dtype)
             for part, write in enumerate(writes):
                 write(blocks, values[..., part], mask)
@@ -113,9 +109,7 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
             words = pack(np.stack(np.broadcast_arrays(*values), axis=-1), np.dtype(WORDS[width]))
         if mask is not None:
             words = blocks.full(words)[mask]
-        elif space == "shared":
-            addresses = blocks.full(addresses)
-        elif words.shape != addresses.shape:
+        elif space == "global" and words.shape != addresses.shape:
             addresses, words = np.broadcast_arrays(addresses, words)
         if blocks.counts:
             blocks.counts.access(space, "store", blocks, addresses, mask, width)
@@ -162,20 +156,21 @@ def _change_global(blocks: Blocks, addresses: Array, width: int, mask: Array | N
 
 @_naming_the_thread
 def _load_shared(blocks: Blocks, addresses: Array, width: int, mask: Array | None) -> Array:
-    index = _shared_index(blocks, addresses, width, "reads", mask)
-    return blocks.shared.load(index, width, blocks.who(mask))
+    index = _shared_index(blocks, addresses, width, "reads", mask=mask)
+    return blocks.shared.load(index, width, blocks.who(mask), blocks.since)
 
 
 @_naming_the_thread
 def _store_shared(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
-    index = _shared_index(blocks, addresses, width, "writes", mask)
-    blocks.shared.store(index, blocks.full(words) if mask is None else words, width, blocks.who(mask))
+    index = _shared_index(blocks, addresses, width, "writes", mask=mask)
+    blocks.shared.store(index, words, width, blocks.who(mask))
 
 
 def _shared_index(blocks: Blocks, addresses: Array, width: int, does: str, mask: Array | None) -> Array:
-    if mask is None:
-        return blocks.shared.find(addresses, width, does, blocks.rows)
-    return blocks.shared.find(addresses, width, does, np.nonzero(mask)[0])
+    rows = None if mask is None else np.nonzero(mask)[0]
+    if mask is None and addresses.shape[1] == 1:
+        addresses = np.broadcast_to(addresses, (len(addresses), blocks.shape[1]))
+    return blocks.shared.index(addresses, width, does, rows)
 
 
 def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
@@ -199,29 +194,26 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
 
     def copy(blocks: Blocks, mask: Array | None) -> None:
         targets, full = _active(blocks, read_target(blocks), mask)
-        targets = blocks.full(targets) if full is None else targets
         sources, _ = _active(blocks, read_source(blocks), mask)
         sizes, _ = _active(blocks, read_size(blocks), mask)
-        index = _shared_index(blocks, targets, width, "writes", full)
-        places = blocks.shared.places(index, width)
-        shape = index.shape
-        sources, sizes = np.broadcast_to(sources, shape), np.broadcast_to(sizes, shape)
-        data = np.zeros((index.size, width), np.uint8)
-        whole, some = sizes == width, (sizes != width) & (sizes != 0)
-        if whole.any():
-            reading = whole if full is None else _spread(full, whole)
-            words = _load_global(blocks, sources[whole], width, mask=reading)
+        index = _shared_index(blocks, targets, width, "writes", mask=full)
+        sources, sizes = np.broadcast_to(sources, index.shape), np.broadcast_to(sizes, index.shape)
+        words = np.zeros(index.shape, WORDS[width])
+        for size in np.unique(sizes):
+            if size == 0:
+                continue
+            those = sizes == size
+            reading = those if full is None else _spread(full, those)
             if blocks.counts:
-                blocks.counts.access("global", "load", blocks, sources[whole], reading, width)
-            data[whole.reshape(-1)] = words.reshape(-1, 1).view(np.uint8)
-        for lane in np.flatnonzero(some.reshape(-1)):
-            length = int(sizes.reshape(-1)[lane])
-            at = sources.reshape(-1)[lane] + np.arange(length)
-            who = np.zeros(shape, np.bool_)
-            who.reshape(-1)[lane] = True
-            one = np.broadcast_to(who if full is None else _spread(full, who), blocks.shape)
-            data[lane, :length] = [_load_global(blocks, at[i : i + 1], 1, mask=one)[0] for i in range(length)]
-        blocks.copy(places, index, data, full)
+                blocks.counts.access("global", "load", blocks, sources[those], reading, int(size))
+            if size == width:
+                words[those] = _load_global(blocks, sources[those], width, mask=reading)
+                continue
+            bytes_read = np.zeros((int(those.sum()), width), np.uint8)
+            for at in range(int(size)):
+                bytes_read[:, at] = _load_global(blocks, sources[those] + at, 1, mask=reading)
+            words[those] = bytes_read.view(WORDS[width])[:, 0]
+        blocks.copy(index, words, width, full)
 
     return copy
 
@@ -261,7 +253,7 @@ def _matrix(instruction: Instruction, operands: Operands) -> Step | None:
         addresses = blocks.full(read_address(blocks)).reshape(blocks.shape[0], -1, 32)
         places = [addresses[..., 8 * matrix + row] + part for row, part in zip(rows, within, strict=True)]
         does = "reads" if loads else "writes"
-        return [_shared_index(blocks, place.reshape(blocks.shape), width, does, None) for place in places]
+        return [_shared_index(blocks, place.reshape(blocks.shape), width, does, mask=None) for place in places]
 
     def step(blocks: Blocks, mask: Array | None) -> None:
         blocks.gather(mask, blocks.shape[1], "a matrix instruction")
@@ -274,7 +266,7 @@ def _matrix(instruction: Instruction, operands: Operands) -> Step | None:
         for matrix in range(count):
             found = pieces(blocks, matrix)
             if loads:
-                halves = [blocks.shared.load(index, width, me) for index in found]
+                halves = [blocks.shared.load(index, width, me, blocks.since) for index in found]
                 words = halves[0] if len(halves) == 1 else pack(np.stack(halves, axis=-1), dtype)
                 writes[matrix](blocks, words, None)
                 continue
@@ -293,7 +285,7 @@ ATOMIC: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
-    """Threads take turns, in the order of their numbers. A GPU's order is open, and so are the last bits of its sums."""
+    """Threads take turns, in the order of their numbers. A GPU's order is open, and so are its sums' last bits."""
     parts = instruction.parts
     returns = parts[0] == "atom"
     name = next((part for part in parts if part in ATOMIC or part == "cas"), None)

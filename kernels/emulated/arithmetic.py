@@ -349,8 +349,10 @@ def _comparison_of(name: str, kind: str) -> Callable[[Array, Array], Array] | No
     if kind not in DTYPES:
         return None
     floating = kind[0] == "f" or kind == "bf16"
-    if floating and name in ("num", "nan"):
-        return (lambda a, b: ~(np.isnan(a) | np.isnan(b))) if name == "num" else (lambda a, b: np.isnan(a) | np.isnan(b))
+    if floating and name == "nan":
+        return lambda a, b: np.isnan(a) | np.isnan(b)
+    if floating and name == "num":
+        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
     if name in COMPARISONS:
         ordered = COMPARISONS[name]
         if floating and name == "ne":  # false for a NaN, unlike NumPy's

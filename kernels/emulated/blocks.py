@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES
-from kernels.emulated.memory import ON_ITS_WAY, GlobalMemory, SharedMemory, Violation
+from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, SharedMemory, Violation
 from kernels.emulated.rounding import Array
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class Blocks:
         self.shape = (len(ids), program.threads)
         threads = np.arange(program.threads)[None]
         self.warps = threads // WARP  # (1, T)
-        self.rows = np.arange(len(ids))[:, None]
-        self.barriers = np.zeros((len(ids), 1), np.int64)  # that each block has passed
+        self.barriers = np.ones((len(ids), 1), np.int64)  # that each block has passed, and one
         self.arguments = [*arguments, *[0] * len(program.parameters)]  # bits; Triton adds null pointers at the end
         self.memory, self.counts = memory, counts
         self.shared = SharedMemory(len(ids), *shared)
+        self._mark()
         self.synchronises = synchronises  # by atomic instructions, so that blocks may read what others wrote
         # A register that nobody has written is all ones: NaN, -1, an address that is outside of everything.
         poison = {bits: np.full((1, 1), -1, f"i{bits // 8}").view(f"u{bits // 8}") for bits in (8, 16, 32, 64)}
@@ -54,9 +54,9 @@ class Blocks:
         self.copies: list[Copies] = []
 
     def who(self, mask: Array | None) -> Array:
-        """Barriers passed and warp of each thread that takes part, as shared memory keeps it: int32."""
-        me = np.broadcast_to((self.barriers << 6 | self.warps).astype(np.int32), self.shape)
-        return me if mask is None else me[mask]
+        """The mark that each thread of the mask leaves in shared memory now, int16; (1, T) if blocks don't differ."""
+        marks = self.marks
+        return marks if mask is None else np.broadcast_to(marks, self.shape)[mask]
 
     def full(self, array: Array) -> Array:
         """The array with an element for every thread."""
@@ -83,45 +83,54 @@ class Blocks:
     def pass_barrier(self, mask: Array | None) -> None:
         self.gather(mask, self.shape[1], "a barrier")
         self.barriers = self.barriers + (1 if mask is None else self.full(mask)[:, :1])
+        self.shared.pass_barrier(mask is None)
+        if int(self.barriers.max()) * 64 >= LAST_MARK:
+            self.shared.count_anew()
+            self.barriers = np.ones_like(self.barriers)
+        self._mark()
 
-    def copy(self, places: Array, index: Array, data: Array, mask: Array | None) -> None:
-        """Begin an asynchronous copy of rows of bytes to shared memory; it arrives when its group is waited for."""
-        self.shared.check_write(places, self.who(mask))
-        self.shared.writers[places] = ON_ITS_WAY
-        lanes = np.flatnonzero(np.ones(self.shape, np.bool_) if mask is None else self.full(mask))
+    def _mark(self) -> None:
+        counts = self.barriers[:1] if (self.barriers == self.barriers[0]).all() else self.barriers
+        self.marks = (counts << 6 | self.warps).astype(np.int16)
+        self.since = int(counts.min()) << 6
+
+    def copy(self, index: Array, words: Array, width: int, mask: Array | None) -> None:
+        """Begin an asynchronous copy of words to shared memory; it arrives when its group is waited for."""
+        me = self.who(mask)
+        self.shared.claim(index, width, me, np.full_like(me, ON_ITS_WAY))
+        lanes = np.arange(self.shape[0] * self.shape[1]) if mask is None else np.flatnonzero(self.full(mask))
         groups = self.groups[lanes // self.shape[1], 0]
-        self.copies.append(Copies(lanes, groups, places.reshape(len(lanes), -1), index.reshape(-1), data))
+        self.copies.append(Copies(width, lanes, groups, index.reshape(-1), words.reshape(-1)))
 
     def wait(self, pending: int, mask: Array | None) -> None:
         """Let those copies arrive that are not among the last `pending` groups of their thread."""
         enough = np.broadcast_to(self.groups - pending, self.shape).reshape(-1)
         active = None if mask is None else self.full(mask).reshape(-1)
-        me = np.broadcast_to((self.barriers << 6 | self.warps).astype(np.int32), self.shape).reshape(-1)
+        marks = np.broadcast_to(self.marks, self.shape).reshape(-1)
         kept = []
         for copies in self.copies:
             done = copies.groups < enough[copies.lanes]
             if active is not None:
                 done &= active[copies.lanes]
-            if not done.any():
-                kept.append(copies)
-                continue
-            arrived = copies if done.all() else copies.those(done)
-            width = arrived.data.shape[1]
-            self.shared.bytes[arrived.index[:, None] + np.arange(width)] = arrived.data
-            self.shared.writers[arrived.places] = me[arrived.lanes][:, None]
             if not done.all():
                 kept.append(copies.those(~done))
+            if done.any():
+                arrived = copies.those(done)
+                self.shared.store(arrived.index, arrived.words, copies.width, marks[arrived.lanes])
         self.copies = kept
 
 
-class Copies:
-    """Asynchronous copies under way: for each its thread, group, places and index in shared memory, and bytes."""
+class Copies(NamedTuple):
+    """Asynchronous copies under way: words of some width, and of each its thread, group, and index in shared memory."""
 
-    def __init__(self, lanes: Array, groups: Array, places: Array, index: Array, data: Array) -> None:
-        self.lanes, self.groups, self.places, self.index, self.data = lanes, groups, places, index, data
+    width: int
+    lanes: Array
+    groups: Array
+    index: Array
+    words: Array
 
     def those(self, chosen: Array) -> Copies:
-        return Copies(*(part[chosen] for part in (self.lanes, self.groups, self.places, self.index, self.data)))
+        return Copies(self.width, *(part[chosen] for part in self[1:]))
 
 
 def immediate(text: str, dtype: np.dtype) -> Array | None:

@@ -27,9 +27,7 @@ class Counts:
         self.conflicts = 0  # those of them that bank conflicts add
         self.executed: Counter[str] = Counter()  # instructions of threads, by the first part of their name
 
-    def access(
-        self, space: str, kind: str, blocks: Blocks, addresses: Array, mask: Array | None, width: int
-    ) -> None:
+    def access(self, space: str, kind: str, blocks: Blocks, addresses: Array, mask: Array | None, width: int) -> None:
         """An access of the threads of a mask, each to `width` bytes at its address."""
         everywhere = np.full(blocks.shape, -1, np.int64)
         if mask is None:

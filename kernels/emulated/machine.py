@@ -39,8 +39,7 @@ class Machine:
     def __init__(self, program: Program, shared: int) -> None:
         self.program = program
         self.operands = Operands(program)
-        accesses = [i for i in program.instructions if width_of(i) and space_of(i) == "shared" or i.name[:4] == "cp.a"]
-        widths = [width for i in accesses if (width := width_of(i))]
+        widths = [width for i in program.instructions if space_of(i) == "shared" and (width := width_of(i))]
         fixed = sum(-(-size // 16) * 16 for size in program.static_shared.values())
         self.shared = (max(shared, fixed), min([16, *widths]))
         names = [i.parts for i in program.instructions]
@@ -150,10 +149,7 @@ class Machine:
         beyond = len(self.program.instructions)
         if last is None:
             return lambda blocks, mask: [(end, mask)] if end < beyond else []
-        if last.parts[0] == "bra":
-            target = [self.program.labels[last.operands[0]]]
-        else:
-            target = []
+        target = [self.program.labels[last.operands[0]]] if last.parts[0] == "bra" else []
         if last.predicate is None:
             return lambda blocks, mask: [(at, mask) for at in target]
         read = self.operands.read(last.predicate, DTYPES["pred"])

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 SPACE = 40  # bits of the offset within a storage
 # As what so many bytes are read at once: types that NumPy copies without looking at them.
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-UNWRITTEN, ON_ITS_WAY = -1, -2  # instead of the warp that wrote to a place of shared memory
+UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
+LAST_MARK = 510 << 6  # marks below it count barriers
 SEVERAL = 63  # instead of the one warp that read a place
 
 
 class Violation(Exception):
-    """What a thread did wrong: the one that gave address number `lane`, or the one `at` a row of blocks and a number."""
+    """What a thread did wrong: the one that gave address number `lane`, or the one `at` a row of blocks and a place."""
 
     def __init__(self, message: str, lane: int = 0, at: tuple[int, int] | None = None) -> None:
         super().__init__(message)
@@ -192,9 +193,7 @@ class GlobalMemory:
         steps = np.arange(max(1, width // buffer.unit))
         return (addresses[..., None] - buffer.base) // buffer.unit + steps, me[..., None]
 
-    def _check_writers(
-        self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None
-    ) -> None:
+    def _check_writers(self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
         units, me = self._units(buffer, addresses, width, blocks, mask)
         writer = buffer.writers[units]  # type: ignore[index]
         elsewhere = (writer != 0) & (writer >> 32 != me >> 32) & (not blocks.synchronises)
@@ -214,74 +213,114 @@ class GlobalMemory:
 
 
 class SharedMemory:
-    """The shared memory of some blocks, (C, bytes). It knows who has written and read each place since the last barrier.
+    """The shared memory of some blocks, which knows who has written and read each place since the last barrier.
 
-    A place is `unit` bytes, the least that the kernel reads or writes there at once.
+    A place is `unit` bytes, the least that the kernel reads or writes there at once. Its mark is the number of barriers
+    that its last writer had passed, times 64, plus that writer's warp. So a mark is below 64 times a block's barriers
+    where a barrier lies between.
     """
 
     def __init__(self, blocks: int, size: int, unit: int) -> None:
-        self.size, self.unit = -(-size // 16) * 16, unit
-        self.limit = size
+        self.limit, self.unit = size, unit
+        self.size = -(-size // 16) * 16  # of a block's part
+        self.rows = np.arange(blocks)[:, None]
         self.bytes = np.zeros(blocks * self.size, np.uint8)
-        places = blocks * self.size // unit
-        self.writers = np.full(places, UNWRITTEN, np.int32)
-        self.readers = np.full(places, UNWRITTEN, np.int32)
+        self.writers = np.full(blocks * self.size // unit, UNWRITTEN, np.int16)
+        self.readers = np.zeros(blocks * self.size // unit, np.int16)
+        self.reads: list[tuple[Array, int, Array]] = []  # since the last barrier: index, width, and marks of who reads
 
-    def find(self, addresses: Array, width: int, does: str, rows: Array) -> Array:
-        """The index of each address, given within its block, in bytes of all blocks; rows are the blocks' numbers."""
-        offsets = addresses.view(np.uint64) if addresses.dtype == np.int64 else addresses
+    def index(self, addresses: Array, width: int, does: str, rows: Array | None = None) -> Array:
+        """The number of each address among all words of `width` bytes: of every block, or of the block rows[i]."""
+        offsets = addresses.view(np.uint64)  # a negative one is far behind
         if int(offsets.max()) + width > self.limit:
-            lane = int(np.flatnonzero(offsets + width > self.limit)[0])
+            lane = int(np.flatnonzero(offsets > self.limit - width)[0])
             found = int(addresses.flat[lane])
             raise Violation(f"{does} byte {found} of shared memory, and the block has {self.limit}", lane)
         if int(np.bitwise_or.reduce(offsets, axis=None)) & (width - 1):
-            lane = int(np.flatnonzero(offsets & (width - 1))[0])
+            lane = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
             message = f"{does} {width} bytes of shared memory at once at an address that {width} does not divide"
             raise Violation(f"{message}, byte {int(addresses.flat[lane])}", lane)
-        return addresses + rows * self.size
+        return (addresses >> (width.bit_length() - 1)) + (self.rows if rows is None else rows) * (self.size // width)
 
-    def places(self, index: Array, width: int) -> Array:
-        """(lanes) -> (lanes, n): the places that each lane touches."""
-        return index[..., None] // self.unit + np.arange(max(1, width // self.unit))
-
-    def load(self, index: Array, width: int, me: Array) -> Array:
-        places = self.places(index, width)
-        self.check_read(places, me)
-        return self.bytes.view(WORDS[width]).take(index // width, mode="clip")
+    def load(self, index: Array, width: int, me: Array, since: int) -> Array:
+        """The words at `index`. me: the readers' marks; those from `since` on may be younger than the last barrier."""
+        found = self._places(self.writers, index, width)
+        if int(found.max()) >= since:
+            self._check_read(found, index, width, me)
+        self.reads.append((index, width, me))
+        return self.bytes.view(WORDS[width]).take(index)
 
     def store(self, index: Array, values: Array, width: int, me: Array) -> None:
-        places = self.places(index, width)
-        self.check_write(places, me)
-        self.bytes.view(WORDS[width])[index // width] = values
-        self.writers[places] = me[..., None]
+        self.claim(index, width, me, me)
+        self.bytes.view(WORDS[width])[index] = values
 
-    def check_read(self, places: Array, me: Array) -> None:
-        me = me[..., None]
-        writers = self.writers.take(places, mode="clip")
-        apart = (writers ^ me).view(np.uint32)  # 0: this warp; below 64: another one, since the same barrier
-        bad = (writers < 0) | (apart - np.uint32(1) < SEVERAL)
+    def claim(self, index: Array, width: int, me: Array, marks: Array) -> None:
+        """Write marks to the words at `index`, after a look at who has read them."""
+        if self.reads:
+            self._note_reads()
+            found = self._places(self.readers, index, width)
+            bad = (found ^ np.broadcast_to(me, index.shape)[..., None]).view(np.uint16) - np.uint16(1) < SEVERAL
+            if bad.any():
+                what = "writes shared memory that another warp has read since the last barrier"
+                raise self._violation(what, bad, index, width)
+        self._set_places(self.writers, index, width, marks)
+
+    def _places(self, marks: Array, index: Array, width: int) -> Array:
+        """(..., n): the marks of the n places of each word."""
+        count = max(1, width // self.unit)
+        size = min(count * 2, 16)
+        if count * 2 == size:
+            return marks.view(WORDS[size]).take(index)[..., None].view(np.int16)
+        return marks.reshape(-1, count)[index]
+
+    def _set_places(self, marks: Array, index: Array, width: int, values: Array) -> None:
+        """Write to all places of each word the mark in `values`, which broadcasts to the index."""
+        count = max(1, width // self.unit)
+        values = np.repeat(values[..., None], count, axis=-1)
+        if count * 2 <= 16:
+            marks.view(WORDS[count * 2])[index] = values.view(WORDS[count * 2])[..., 0]
+        else:
+            marks.reshape(-1, count)[index] = values
+
+    def _check_read(self, found: Array, index: Array, width: int, me: Array) -> None:
+        mine = np.broadcast_to(me, index.shape)[..., None]
+        bad = (found >= LAST_MARK) | ((found ^ mine).view(np.uint16) - np.uint16(1) < SEVERAL)
         if bad.any():
-            lane, place = divmod(int(np.flatnonzero(bad)[0]), places.shape[-1])
-            byte = int(places.reshape(-1, places.shape[-1])[lane, place]) * self.unit % self.size
             what = {
                 UNWRITTEN: "that nobody has written",
                 ON_ITS_WAY: "before the asynchronous copy to it was waited for",
-            }.get(int(writers.reshape(-1)[lane * places.shape[-1] + place]))
-            what = what or "that another warp has written since the last barrier"
-            raise Violation(f"reads shared memory {what}, byte {byte}", lane)
-        self.readers[places] = me
-        others = self.readers.take(places, mode="clip") != me  # of several lanes that read a place, one is left
-        if others.any():
-            self.readers[places[others]] = (np.broadcast_to(me, places.shape)[others] & ~SEVERAL) | SEVERAL
+            }.get(int(found[bad][0]), "that another warp has written since the last barrier")
+            raise self._violation(f"reads shared memory {what}", bad, index, width)
 
-    def check_write(self, places: Array, me: Array) -> None:
-        me = me[..., None]
-        readers = self.readers.take(places, mode="clip")
-        bad = (readers >= 0) & (readers & ~SEVERAL == me & ~SEVERAL) & (readers != me)
-        if bad.any():
-            lane, place = divmod(int(np.flatnonzero(bad)[0]), places.shape[-1])
-            byte = int(places.reshape(-1, places.shape[-1])[lane, place]) * self.unit % self.size
-            raise Violation(f"writes shared memory that another warp has read since the last barrier, byte {byte}", lane)
+    def _note_reads(self) -> None:
+        """Enter the reads since the last barrier into `readers`. A place that several warps have read is SEVERAL's."""
+        for index, width, me in self.reads:
+            mine = np.broadcast_to(me, index.shape)
+            before = self._places(self.readers, index, width)
+            self._set_places(self.readers, index, width, mine)
+            after = self._places(self.readers, index, width)  # of lanes that read one place, the last has entered
+            shared = (after != mine[..., None]) | ((before ^ mine[..., None]).view(np.uint16) - np.uint16(1) < SEVERAL)
+            lanes = shared.any(-1)
+            if lanes.any():
+                self._set_places(self.readers, index[lanes], width, mine[lanes] | np.int16(SEVERAL))
+        self.reads.clear()
+
+    def pass_barrier(self, all_blocks: bool) -> None:
+        """Forget reads that lie before a barrier of all blocks; keep the others, whose marks tell."""
+        if all_blocks:
+            self.reads.clear()
+        else:
+            self._note_reads()
+
+    def count_anew(self) -> None:
+        """Count barriers from the start: all that was written or read lies before those to come."""
+        for marks in (self.writers, self.readers):
+            marks[marks < LAST_MARK] = 0
+
+    def _violation(self, message: str, bad: Array, index: Array, width: int) -> Violation:
+        lane, place = divmod(int(np.flatnonzero(bad)[0]), bad.shape[-1])
+        byte = int(index.reshape(-1)[lane]) * width % self.size + place * self.unit
+        return Violation(f"{message}, byte {byte}", lane)
 
 
 def _ones(width: int) -> Array:

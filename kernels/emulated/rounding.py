@@ -43,15 +43,20 @@ def flush(x: Array) -> Array:
 def fma_float32(a: Array, b: Array, c: Array) -> Array:
     """a * b + c of float32 numbers, rounded once.
 
-    The product is exact in float64. The sum is rounded there and again to float32, which is wrong only where the first
-    rounding gives a number halfway between two float32 ones, or where the result is subnormal; these go the long way.
+    The product is exact in float64. The sum is rounded there and again to float32, which can be wrong only where the
+    first rounding gives a number halfway between two float32 ones, or where the result is subnormal.
     """
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     result = total.astype(np.float32)
-    halfway = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    if halfway.any() or ((np.abs(result) < SMALLEST_NORMAL) & (total != 0)).any():
-        return _sum_to_odd(product, c.astype(np.float64)).astype(np.float32)
+    doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
+    if np.abs(result).min() < SMALLEST_NORMAL:
+        doubtful |= np.abs(result) < SMALLEST_NORMAL
+    if doubtful.any():
+        error = _sum_error(product, c.astype(np.float64), total)
+        doubtful &= error != 0
+        if doubtful.any():
+            return _to_odd(total, np.where(doubtful, error, 0), np.uint64, np.float64).astype(np.float32)
     return result
 
 
@@ -99,7 +104,7 @@ def _sum_error(a: Array, b: Array, total: Array) -> Array:
 
 
 def _sum_to_odd(a: Array, b: Array) -> Array:
-    """a + b in float64; where that is inexact, the neighbour whose last bit is 1, so that a second rounding is right."""
+    """a + b in float64; where that is inexact, the neighbour whose last bit is 1: a second rounding is right then."""
     total = a + b
     return _to_odd(total, _sum_error(a, b, total), np.uint64, np.float64)
 
@@ -113,15 +118,18 @@ def _to_odd(rounded: Array, error: Array, bits: type, dtype: type) -> Array:
 
 
 def approximate(exact: Array, relative: float = 0.0, ulps: float = 0.0, absolute: float = 0.0) -> Array:
-    """A float32 that is off from the float64 `exact` by up to a bound, relative, absolute, or in units of the last place.
+    """A float32 that is off from the float64 `exact` by up to a bound: relative, absolute, or in ulps.
 
     The manual gives the bounds and no more. So the error here is a fixed, evenly spread function of the result's bits:
     the same in every run, as large as a GPU may make it, and of no use to a kernel that counts on more.
     """
-    near = exact.astype(np.float32)
-    step = np.spacing(np.abs(near)).astype(np.float64)
-    bound = np.abs(exact) * relative + step * ulps + absolute - step / 2  # what the last rounding may add
+    last = 2.0**-24  # of a number, the least that its last place can be; the rounding at the end may add half of one
+    bound = max(relative - last, (ulps - 0.5) * last if ulps else 0.0)
     mixed = exact.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    spread = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1  # in [-1, 1)
-    moved = (exact + spread * np.maximum(bound, 0)).astype(np.float32)
-    return np.where(np.isfinite(near) & (near != 0), moved, near)
+    spread = (mixed >> np.uint64(11)).astype(np.float64)
+    spread *= 2.0**-52
+    spread -= 1  # in [-1, 1)
+    off = exact * (1 + spread * bound)
+    if absolute:
+        off += spread * (absolute - np.abs(exact) * last)
+    return np.where(np.isfinite(exact), off, exact).astype(np.float32)

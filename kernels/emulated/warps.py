@@ -53,41 +53,30 @@ def _shuffle(instruction: Instruction, operands: Operands) -> Step | None:
     def step(blocks: Blocks, mask: Array | None) -> None:
         blocks.gather(mask, WARP, "a shuffle")
         values = read(blocks)
-        lanes, valid = _source_lanes(mode, blocks.full(read_distance(blocks)), read_limits(blocks))
+        lanes, valid = _source_lanes(mode, read_distance(blocks), read_limits(blocks), blocks.shape[1])
         if values.shape[1] > 1:  # else all lanes hold the same
-            by_warp = np.broadcast_to(values, (values.shape[0], blocks.shape[1])).reshape(values.shape[0], -1, WARP)
-            if isinstance(lanes, slice) or lanes.ndim == 1:
-                values = by_warp[..., lanes].reshape(values.shape[0], -1)
-            else:
-                values = np.take_along_axis(blocks.full(values).reshape(lanes.shape), lanes, -1).reshape(blocks.shape)
+            values = values.take(lanes[0], axis=1) if len(lanes) == 1 else np.take_along_axis(values, lanes, 1)
         write(blocks, values, mask)
         if write_flag:
-            shape = (1, -1) if valid.ndim == 1 else blocks.shape
-            found = np.tile(valid, blocks.shape[1] // WARP) if valid.ndim == 1 else valid
-            write_flag(blocks, found.reshape(shape), mask)
+            write_flag(blocks, valid, mask)
 
     return step
 
 
-def _source_lanes(mode: str, distance: Array, limits: Array) -> tuple[Array, Array]:
-    """The lane that each lane reads, and whether it is in range: (32,), or (C, warps, 32) where threads differ."""
-    if distance.min() == distance.max():
-        by = int(distance.flat[0]) & 31
-    else:
-        by = (distance.astype(np.int64) & 31).reshape(distance.shape[0], -1, WARP)
-    limit = int(limits.flat[0])
-    clamp, segment = limit & 31, limit >> 8 & 31
-    last = (LANE & segment) | (clamp & ~segment)
+def _source_lanes(mode: str, distance: Array, limits: Array, threads: int) -> tuple[Array, Array]:
+    """The thread that each thread reads, and whether it is in range: (1, T), or (C, T) where blocks differ."""
+    by = distance.astype(np.int64) & 31
+    thread = np.arange(threads)[None]
+    lane = thread & 31
+    clamp, segment = limits.astype(np.int64) & 31, limits.astype(np.int64) >> 8 & 31
+    last = (lane & segment) | (clamp & ~segment)
     if mode == "up":
-        lanes, valid = LANE - by, LANE - by >= last
-    elif mode == "down":
-        lanes, valid = LANE + by, LANE + by <= last
-    elif mode == "bfly":
-        lanes, valid = LANE ^ by, (LANE ^ by) <= last
+        lanes = lane - by
+        valid = lanes >= last
     else:
-        lanes = (LANE & segment) | (by & ~segment)
+        lanes = {"down": lane + by, "bfly": lane ^ by, "idx": (lane & segment) | (by & ~segment)}[mode]
         valid = lanes <= last
-    return np.where(valid, lanes, LANE), np.broadcast_to(valid, lanes.shape)
+    return thread - lane + np.where(valid, lanes, lane), valid
 
 
 def _per_warp(blocks: Blocks, values: Array) -> Array:
