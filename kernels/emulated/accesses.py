@@ -126,10 +126,10 @@ def _active(blocks: Blocks, addresses: Array, mask: Array | None) -> tuple[Array
     return blocks.full(addresses)[mask], mask
 
 
-def _naming_the_thread(function: Callable[..., Array]) -> Callable[..., Array]:
+def _naming_the_thread(function: Callable[..., Any]) -> Callable[..., Any]:
     """The access, whose violations say which thread did it."""
 
-    def named(blocks: Blocks, addresses: Array, *rest: Any, mask: Array | None) -> Array:
+    def named(blocks: Blocks, addresses: Array, *rest: Any, mask: Array | None) -> Any:
         try:
             return function(blocks, addresses, *rest, mask=mask)
         except Violation as violation:

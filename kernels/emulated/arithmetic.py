@@ -89,6 +89,8 @@ EXACT = {"rcp": np.reciprocal, "sqrt": np.sqrt, "div": np.divide}
 
 
 def _floating(base: str, modifiers: list[str], kind: str) -> Operation | None:
+    if "f32" in modifiers and kind in ("f16", "bf16"):
+        return _mixed(base, [part for part in modifiers if part != "f32"], kind)
     known = {"rn", "ftz", "approx", "full", "NaN", "sat", "lo"}
     if not known.issuperset(modifiers):  # another direction of rounding, say
         return None
@@ -118,6 +120,16 @@ def _divide_in_range(a: Array, b: Array) -> Array:
     quotient = _divide(a, b)
     far = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     return np.where(far, np.where(np.isinf(a), np.float32(np.nan), np.float32(0)), quotient)
+
+
+def _mixed(base: str, modifiers: list[str], kind: str) -> Operation | None:
+    """fma.rn.f32.bf16 and its like: all operands but the last are in half precision, and the result is float32."""
+    known = _floating(base, modifiers, "f32") if base in ("add", "sub", "fma") else None
+    if known is None:
+        return None
+    widen = WIDE[kind][0]
+    sources = (DTYPES[kind],) * (len(known.sources) - 1) + (DTYPES["f32"],)
+    return Operation(lambda *given: known.compute(*map(widen, given[:-1]), given[-1]), sources, DTYPES["f32"])
 
 
 def _fused(kind: str, modifiers: list[str]) -> Operation:
@@ -233,16 +245,15 @@ def _bitwise(base: str, kind: str) -> Operation:
 def _product(base: str, half: str, dtype: np.dtype) -> Operation:
     """mul and mad: the lower or upper half of the product, or all of it."""
     wide = np.dtype(f"{dtype.kind}{dtype.itemsize * 2}") if dtype.itemsize < 8 else None
-    if half == "lo":
-        result, multiply = dtype, np.multiply
-    elif wide is None:
-        result, multiply = dtype, _upper_half_of_64
-    else:
-        result = wide if half == "wide" else dtype
+    result = wide if half == "wide" and wide is not None else dtype
 
-        def multiply(a: Array, b: Array) -> Array:
-            product = np.multiply(a, b, dtype=wide)
-            return product if half == "wide" else (product >> wide.type(dtype.itemsize * 8)).astype(dtype)
+    def multiply(a: Array, b: Array) -> Array:
+        if half == "lo":
+            return a * b
+        if wide is None:
+            return _upper_half_of_64(a, b)
+        product = np.multiply(a, b, dtype=wide)
+        return product if half == "wide" else (product >> wide.type(dtype.itemsize * 8)).astype(dtype)
 
     if base == "mul":
         return Operation(multiply, (dtype, dtype), result)

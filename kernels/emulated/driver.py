@@ -24,8 +24,9 @@ def keep_freed_memory() -> None:
     A launch makes and drops thousands of arrays; with their pages mapped and cleared anew it takes twice the time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    for option in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-        mallopt(option, 2**30)
+    if mallopt is not None:
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
 
 
 class EmulatedDriver:

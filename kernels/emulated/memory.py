@@ -101,7 +101,7 @@ class GlobalMemory:
             number = len(self.buffers) + 1
             self.numbers[key], self.buffers[number] = number, Buffer(tensor, number)
         self.buffers[number].add(name, tensor)
-        return self.buffers[number].base + tensor.storage_offset() * tensor.element_size()
+        return self.buffers[number].base + int(tensor.storage_offset()) * tensor.element_size()
 
     def _find(self, addresses: Array, width: int, does: str) -> tuple[Buffer, Array]:
         """The buffer that holds all addresses, and the index of each in it, in words of `width` bytes."""
