@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES, pack, unpack
-from kernels.emulated.blocks import Blocks
+from kernels.emulated.blocks import WARP, Blocks
 from kernels.emulated.memory import WORDS, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
@@ -80,20 +80,23 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
     registers, place = instruction.operands[:2] if loads else instruction.operands[1::-1]
     read_address = operands.address(place)
     names = operands.vector(registers)
+
+    def locate(blocks: Blocks) -> Array:
+        addresses = read_address(blocks)
+        if space == "shared" and addresses.shape[1] == 1:  # each thread leaves its own mark there
+            return np.broadcast_to(addresses, (len(addresses), blocks.shape[1]))
+        return addresses
+
     move = {"global": (_load_global, _store_global), "shared": (_load_shared, _store_shared)}[space][not loads]
     if loads:
         writes = [operands.write(name, dtype) for name in names]
 
         def load(blocks: Blocks, mask: Array | None) -> None:
-            addresses, mask = _active(blocks, read_address(blocks), mask)
+            addresses, mask = _active(blocks, locate(blocks), mask)
             if blocks.counts:
                 blocks.counts.access(space, "load", blocks, addresses, mask, width)
             words = move(blocks, addresses, width, mask=mask)
-            if mask is not None:  # the other threads get something that nobody looks at
-                everywhere = np.zeros(blocks.shape, words.dtype)
-                everywhere[mask] = words
-                words = everywhere
-            values = unpack(words, dtype)
+            values = unpack(_everywhere(blocks, words, mask), dtype)
             for part, write in enumerate(writes):
                 write(blocks, values[..., part], mask)
 
@@ -101,7 +104,7 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
     reads = [operands.read(name, dtype) for name in names]
 
     def store(blocks: Blocks, mask: Array | None) -> None:
-        addresses, mask = _active(blocks, read_address(blocks), mask)
+        addresses, mask = _active(blocks, locate(blocks), mask)
         values = [read(blocks) for read in reads]
         if len(values) == 1:
             words = values[0].view(WORDS[width])
@@ -133,10 +136,20 @@ def _naming_the_thread(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(blocks, addresses, *rest, mask=mask)
         except Violation as violation:
-            violation.at = violation.at or blocks.thread(violation.lane, mask, addresses.shape)
+            shape = addresses.shape if violation.lane < addresses.size else blocks.shape  # one row may stand for all
+            violation.at = violation.at or blocks.thread(violation.lane, mask, shape)
             raise
 
     return named
+
+
+def _everywhere(blocks: Blocks, words: Array, mask: Array | None) -> Array:
+    """The words of a mask's threads, with something that nobody looks at for the others."""
+    if mask is None:
+        return words
+    everywhere = np.zeros(blocks.shape, words.dtype)
+    everywhere[mask] = words
+    return everywhere
 
 
 @_naming_the_thread
@@ -167,10 +180,7 @@ def _store_shared(blocks: Blocks, addresses: Array, words: Array, width: int, ma
 
 
 def _shared_index(blocks: Blocks, addresses: Array, width: int, does: str, mask: Array | None) -> Array:
-    rows = None if mask is None else np.nonzero(mask)[0]
-    if mask is None and addresses.shape[1] == 1:
-        addresses = np.broadcast_to(addresses, (len(addresses), blocks.shape[1]))
-    return blocks.shared.index(addresses, width, does, rows)
+    return blocks.shared.index(addresses, width, does, None if mask is None else np.nonzero(mask)[0])
 
 
 def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
@@ -241,39 +251,31 @@ def _matrix(instruction: Instruction, operands: Operands) -> Step | None:
     dtype = DTYPES["b32"]
     reads = [operands.read(name, dtype) for name in names] if not loads else []
     writes = [operands.write(name, dtype) for name in names] if loads else []
-    lane = np.arange(32)
+    lane = np.arange(WARP)
     if "trans" in parts:
         rows, within = [2 * (lane % 4), 2 * (lane % 4) + 1], [2 * (lane // 4)] * 2
     else:
         rows, within = [lane // 4], [4 * (lane % 4)]
     width = 4 // len(rows)
 
-    def pieces(blocks: Blocks, matrix: int) -> list[Array]:
-        """Where each thread's numbers of a matrix lie, (C, T), as index into all shared memory."""
-        addresses = blocks.full(read_address(blocks)).reshape(blocks.shape[0], -1, 32)
-        places = [addresses[..., 8 * matrix + row] + part for row, part in zip(rows, within, strict=True)]
-        does = "reads" if loads else "writes"
-        return [_shared_index(blocks, place.reshape(blocks.shape), width, does, mask=None) for place in places]
-
     def step(blocks: Blocks, mask: Array | None) -> None:
-        blocks.gather(mask, blocks.shape[1], "a matrix instruction")
-        if mask is not None:
-            raise NotImplementedError
+        blocks.gather(mask, WARP, "a matrix instruction")
+        given = blocks.full(read_address(blocks)).reshape(blocks.shape[0], -1, WARP)
         if blocks.counts:
-            rows_read = blocks.full(read_address(blocks)).reshape(-1, 32)[:, : 8 * count]
-            blocks.counts.matrix(blocks, rows_read, loads)
-        me = blocks.who(None)
+            blocks.counts.matrix(given.reshape(-1, WARP)[:, : 8 * count])
         for matrix in range(count):
-            found = pieces(blocks, matrix)
+            places = [given[..., 8 * matrix + row] + part for row, part in zip(rows, within, strict=True)]
+            places = [_active(blocks, place.reshape(blocks.shape), mask) for place in places]
             if loads:
-                halves = [blocks.shared.load(index, width, me, blocks.since) for index in found]
+                halves = [_load_shared(blocks, place, width, mask=full) for place, full in places]
                 words = halves[0] if len(halves) == 1 else pack(np.stack(halves, axis=-1), dtype)
-                writes[matrix](blocks, words, None)
+                writes[matrix](blocks, _everywhere(blocks, words, places[0][1]), mask)
                 continue
-            words = blocks.full(reads[matrix](blocks))
-            halves = [words] if len(found) == 1 else list(np.moveaxis(unpack(words, DTYPES["b16"]), -1, 0))
-            for index, half in zip(found, halves, strict=True):
-                blocks.shared.store(index, half, width, me)
+            words, full = _active(blocks, reads[matrix](blocks), mask)
+            words = blocks.full(words) if full is None else words
+            halves = [words] if len(places) == 1 else list(np.moveaxis(unpack(words, DTYPES["b16"]), -1, 0))
+            for (place, _), half in zip(places, halves, strict=True):
+                _store_shared(blocks, place, half, width, mask=full)
 
     return step
 

@@ -47,7 +47,7 @@ class Counts:
         self.wavefronts += int(passes.sum())
         self.conflicts += int(np.maximum(passes - 1, 0).sum())
 
-    def matrix(self, blocks: Blocks, rows: Array, loads: bool) -> None:
+    def matrix(self, rows: Array) -> None:
         """A matrix instruction: every 8 rows of 16 bytes, (warps, rows), are one pass if no two share a bank."""
         words = rows.reshape(-1, 8)[..., None] // 4 + np.arange(4)
         passes = _passes(words)
