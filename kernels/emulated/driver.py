@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
@@ -16,6 +17,8 @@ from kernels.emulated.gpus import GPUS
 from kernels.emulated.machine import Machine
 from kernels.emulated.memory import GlobalMemory
 from kernels.emulated.ptx import EmulationError, parse
+
+TRITON_3_4 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)
 
 
 def keep_freed_memory() -> None:
@@ -73,7 +76,7 @@ class EmulatedDriver:
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
         """Module, function, registers, spills, and the most threads of a block. The launcher has the PTX."""
-        return name, name, 0, 0, 1024
+        return (name, name, 0, 0, 1024)[: 5 if TRITON_3_4 else 4]
 
     def unload_module(self, module: Any) -> None:
         pass
@@ -89,8 +92,8 @@ class Launcher:
         if path is None:
             raise EmulationError(f"{metadata.name}: Triton's cache does not hold its PTX; was it removed?")
         self.machine = Machine(parse(Path(path).read_text()), metadata.shared)
-        self.names = list(source.fn.arg_names)
-        self.types = list(source.signature.values())
+        self.kinds = source.signature  # of each argument that a launch gives, by its name
+        self.constants = {"constexpr", *(name for name in source.constants if isinstance(name, str))}
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
@@ -99,8 +102,8 @@ class Launcher:
         memory = GlobalMemory()
         bits = [
             argument_bits(memory, name, kind, value)
-            for name, kind, value in zip(self.names, self.types, args, strict=True)
-            if kind != "constexpr"
+            for (name, kind), value in zip(self.kinds.items(), args, strict=True)
+            if not {name, kind} & self.constants  # Triton 3.2 names the arguments that are 1 there
         ]
         if x * y * z:
             self.machine.run((x, y, z), bits, memory, workers=self.workers)
