@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import InputError, interpret_without_gpu
+from kernels import InputError, emulated, interpret_without_gpu
 from kernels.reference import wide_dtype
 from kernels.torch_version import TORCH_2_13
 
@@ -40,6 +40,8 @@ import triton.language as tl  # noqa: E402
 
 INTERPRETED = not isinstance(tl.sum, triton.JITFunction)  # Triton's own functions show how it was imported
 DESCRIPTION = "triton (in its interpreter: right, but no measure of its speed)" if INTERPRETED else "triton"
+if emulated.emulated_gpu():
+    DESCRIPTION = emulated.description()
 if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
     raise InputError(
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
@@ -58,7 +60,7 @@ one_launch = threading.Lock() if INTERPRETED else contextlib.nullcontext()
 
 def check_device(device: torch.device) -> None:
     """Raise InputError where the kernels can't take tensors of `device`."""
-    if device.type != "cuda" and not INTERPRETED:
+    if device.type != "cuda" and not INTERPRETED and not emulated.emulated_gpu():
         raise InputError(
             f"--norm triton: compiled kernels take GPU tensors and the device is '{device}'; "
             "use --device cuda, set TRITON_INTERPRET=1, or use --norm torch"
@@ -237,8 +239,8 @@ def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tupl
     return triton.cdiv(n_tiles, n_steps), n_steps
 
 
-def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties:
-    return torch.cuda.get_device_properties(device)
+def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties | emulated.Gpu:
+    return emulated.emulated_gpu() or torch.cuda.get_device_properties(device)
 
 
 def _as_rows(*tensors: Tensor | None) -> tuple[list[Tensor], int]:

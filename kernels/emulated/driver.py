@@ -1,0 +1,123 @@
+"""Put Triton on the emulated GPU: the driver that its launches ask, in the place of CUDA's."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import get_cache_manager
+
+from kernels.emulated.gpus import GPUS
+from kernels.emulated.machine import Machine
+from kernels.emulated.memory import GlobalMemory
+from kernels.emulated.ptx import EmulationError, parse
+
+TRITON_3_4 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep large arrays that are freed for the next ones, in place of returning each to the system.
+
+    A launch makes and drops thousands of arrays; with their pages mapped and cleared anew it takes twice the time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+
+
+class EmulatedDriver:
+    """What Triton asks a driver for."""
+
+    def __init__(self, name: str) -> None:
+        keep_freed_memory()
+        self.gpu = GPUS[name]
+        self.target = GPUTarget("cuda", self.gpu.arch, self.gpu.warp_size)
+        self.utils = self
+        self.launcher_cls = Launcher
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        pass
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        return divmod(self.gpu.arch, 10)
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_benchmarker(self) -> Any:
+        """An autotuner's stopwatch. There is no time here, so that the first of its configurations wins."""
+        return lambda launch, quantiles=(), **_: [1.0] * len(quantiles) or 1.0
+
+    def get_device_properties(self, device: int = 0) -> dict[str, int]:
+        return {
+            "max_shared_mem": self.gpu.shared, "multiprocessor_count": self.gpu.multi_processor_count,
+            "max_num_regs": 65536, "warpSize": self.gpu.warp_size,
+            "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1,
+        }  # fmt: skip
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        """Module, function, registers, spills, and the most threads of a block. The launcher has the PTX."""
+        return (name, name, 0, 0, 1024)[: 5 if TRITON_3_4 else 4]
+
+    def unload_module(self, module: Any) -> None:
+        pass
+
+
+class Launcher:
+    """Launches of one compiled kernel."""
+
+    workers = ThreadPoolExecutor(torch.get_num_threads())
+
+    def __init__(self, source: Any, metadata: Any) -> None:
+        path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ptx")
+        if path is None:
+            raise EmulationError(f"{metadata.name}: Triton's cache does not hold its PTX; was it removed?")
+        self.machine = Machine(parse(Path(path).read_text()), metadata.shared)
+        self.kinds = source.signature  # of each argument that a launch gives, by its name
+        self.constants = {"constexpr", *(name for name in source.constants if isinstance(name, str))}
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
+        enter: Any, leave: Any, *args: Any,
+    ) -> None:  # fmt: skip
+        memory = GlobalMemory()
+        bits = [
+            argument_bits(memory, name, kind, value)
+            for (name, kind), value in zip(self.kinds.items(), args, strict=True)
+            if not {name, kind} & self.constants  # Triton 3.2 names the arguments that are 1 there
+        ]
+        if x * y * z:
+            self.machine.run((x, y, z), bits, memory, workers=self.workers)
+
+
+def argument_bits(memory: GlobalMemory, name: str, kind: str, value: Any) -> int:
+    """A kernel's argument as the bits of its parameter; a tensor's address in `memory`."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise EmulationError(f"argument {name} is on {value.device}; the emulated GPU works on CPU tensors")
+        return memory.add(name, value)
+    if value is None:
+        return 0
+    floats: dict[str, Any] = {"fp16": np.float16, "fp32": np.float32, "f32": np.float32, "fp64": np.float64}
+    if kind in floats:
+        return int.from_bytes(np.array(value, floats[kind]).tobytes(), "little")
+    return int(value)

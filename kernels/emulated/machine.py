@@ -1,0 +1,254 @@
+"""A machine that runs PTX: blocks side by side, all threads of them in lockstep, as NumPy arrays.
+
+It computes what a GPU computes and refuses what a GPU would not forgive. It is no measure of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from kernels.emulated.accesses import access, space_of, width_of
+from kernels.emulated.arithmetic import DTYPES, operation, pack, unpack
+from kernels.emulated.blocks import Blocks
+from kernels.emulated.counts import Counts
+from kernels.emulated.memory import GlobalMemory, Violation
+from kernels.emulated.operands import Operands, Step
+from kernels.emulated.ptx import EmulationError, Instruction, Program
+from kernels.emulated.rounding import Array
+from kernels.emulated.warps import together
+
+SIDE_BY_SIDE = 16384  # threads: their registers fit the cache, and NumPy's own time a call is small beside them
+PATIENCE = 10**6  # times that one stretch of code may run in a launch, before it counts as waiting for ever
+
+
+class Stretch(NamedTuple):
+    """Instructions that run one after another, and what follows: where the threads of a mask go on."""
+
+    instructions: list[Instruction]
+    steps: list[Step]
+    leave: Callable[[Blocks, Array | None], list[tuple[int, Array | None]]]
+
+
+class Machine:
+    """One kernel, decoded once, ready to run any of its blocks."""
+
+    def __init__(self, program: Program, shared: int) -> None:
+        self.program = program
+        self.operands = Operands(program)
+        widths = [width for i in program.instructions if space_of(i) == "shared" and (width := width_of(i))]
+        fixed = sum(-(-size // 16) * 16 for size in program.static_shared.values())
+        self.shared = (max(shared, fixed), min([16, *widths]))
+        names = [i.parts for i in program.instructions]
+        self.synchronises = any(parts[0] in ("atom", "red") for parts in names)
+        self.waits = any("cas" in parts for parts in names)  # for other blocks
+        self.watches = self._reads_what_it_writes()
+        self.stretches = self._stretches()
+
+    def run(
+        self, grid: tuple[int, int, int], arguments: Sequence[int], memory: GlobalMemory, counts: Counts | None = None,
+        only: Sequence[int] | None = None, workers: ThreadPoolExecutor | None = None,
+    ) -> None:  # fmt: skip
+        """Run the blocks of a grid, or `only` some of them. Raises EmulationError at what a GPU would not forgive."""
+        ids = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.asarray(only)
+        if self.watches:
+            memory.watch()
+        each = 1 if self.waits else max(1, SIDE_BY_SIDE // self.program.threads)
+        parts = [ids[start : start + each] for start in range(0, len(ids), each)]
+
+        def run_part(part: Array) -> None:
+            state = self.program, part, grid, arguments, memory, self.shared, self.synchronises, counts
+            with np.errstate(all="ignore"):
+                self._run(Blocks(*state))
+
+        if workers is None or self.synchronises or counts is not None or len(parts) == 1:
+            for part in parts:
+                run_part(part)
+        else:
+            list(workers.map(run_part, parts))
+
+    def _run(self, blocks: Blocks) -> None:
+        """Follow the threads. Those at the lowest address go first, so that they meet again after a branch."""
+        waiting: dict[int, Array | None] = {0: None}
+        patience = PATIENCE
+        while waiting:
+            start = min(waiting)
+            mask = waiting.pop(start)
+            patience -= 1
+            if not patience:
+                raise EmulationError(f"{self.program.name}: waits for ever, or runs a loop a million times")
+            stretch = self.stretches[start]
+            at = -1
+            try:
+                for at, step in enumerate(stretch.steps):  # noqa: B007
+                    step(blocks, mask)
+            except Violation as violation:
+                raise self._error(stretch.instructions[at], blocks, violation) from None
+            if blocks.counts:
+                blocks.counts.instructions(stretch.instructions, blocks, mask)
+            for target, there in stretch.leave(blocks, mask):
+                if target in waiting:
+                    mine = waiting[target]
+                    both = None if mine is None or there is None else mine | there
+                    waiting[target] = None if both is None or both.all() else both
+                else:
+                    waiting[target] = there
+
+    def _error(self, instruction: Instruction, blocks: Blocks, violation: Violation) -> EmulationError:
+        row, thread = violation.at or (0, 0)
+        block = int(blocks.ids[row, 0])
+        x, y = (int(blocks.special[f"%nctaid.{axis}"].flat[0]) for axis in "xy")
+        where = f"block ({block % x}, {block // x % y}, {block // (x * y)}), thread {thread}"
+        return EmulationError(f"{self._place(instruction)}: {where}: {violation}")
+
+    def _place(self, instruction: Instruction) -> str:
+        return f"{self.program.name} at {instruction.place or 'an unknown line'} ({instruction.name})"
+
+    def _reads_what_it_writes(self) -> bool:
+        """Whether some parameter's memory may be both loaded and stored: then barriers matter there."""
+        reached: dict[str, set[str]] = {}
+        touched: dict[str, set[str]] = {"ld": set(), "st": set()}
+        for _ in range(2):  # twice, for what loops carry
+            for instruction in self.program.instructions:
+                names = [name.strip("[]{} ") for operand in instruction.operands for name in operand.split("+")]
+                if instruction.name.startswith("ld.param.b64"):
+                    reached[names[0]] = {names[1]}
+                    continue
+                sources: set[str] = set().union(*(reached.get(name, set()) for name in names[1:]))
+                first, *rest = instruction.parts
+                if first in touched and space_of(instruction) == "global" and rest[0] != "param":
+                    at = names[0] if first == "st" else instruction.operands[1].strip("[] ").split("+")[0].strip()
+                    touched[first] |= reached.get(at, set())
+                elif first not in ("st", "cp", "red") and names:
+                    reached[names[0]] = reached.get(names[0], set()) | sources
+        return bool(touched["ld"] & touched["st"])
+
+    def _stretches(self) -> dict[int, Stretch]:
+        code, labels = self.program.instructions, self.program.labels
+        leaders = {0, *labels.values()}
+        leaders |= {at + 1 for at, instruction in enumerate(code) if instruction.parts[0] in ("bra", "ret", "exit")}
+        found = {}
+        for start in sorted(leaders):
+            end = start
+            while end < len(code) and code[end].parts[0] not in ("bra", "ret", "exit"):
+                end += 1
+                if end in leaders:
+                    break
+            inside = code[start:end]
+            last = code[end] if end < len(code) and (end == start or end not in leaders) else None
+            if last is not None and last.parts[0] not in ("bra", "ret", "exit"):
+                last = None
+            found[start] = Stretch(inside, [self._step(i) for i in inside], self._leave(last, end))
+        return found
+
+    def _leave(self, last: Instruction | None, end: int) -> Callable:
+        """What follows a stretch that ends with the branch `last`, or runs into the one at `end`."""
+        beyond = len(self.program.instructions)
+        if last is None:
+            return lambda blocks, mask: [(end, mask)] if end < beyond else []
+        target = [self.program.labels[last.operands[0]]] if last.parts[0] == "bra" else []
+        if last.predicate is None:
+            return lambda blocks, mask: [(at, mask) for at in target]
+        read = self.operands.read(last.predicate, DTYPES["pred"])
+
+        def branch(blocks: Blocks, mask: Array | None) -> list[tuple[int, Array | None]]:
+            goes = read(blocks) ^ last.negated
+            stays = ~goes
+            if mask is not None:
+                goes, stays = goes & mask, stays & mask
+            ways = []
+            if goes.any():
+                ways += [(at, goes if stays.any() else mask) for at in target]
+            if stays.any():
+                ways.append((end + 1, stays if goes.any() else mask))
+            return ways
+
+        return branch
+
+    def _step(self, instruction: Instruction) -> Step:
+        step = self._decode(instruction)
+        if step is None:
+            raise EmulationError(f"{self._place(instruction)}: the emulated GPU does not know this instruction")
+        if instruction.predicate is None:
+            return step
+        read = self.operands.read(instruction.predicate, DTYPES["pred"])
+        negated = instruction.negated
+
+        def predicated(blocks: Blocks, mask: Array | None) -> None:
+            chosen = read(blocks)
+            if negated:
+                chosen = ~chosen
+            if chosen.all():
+                step(blocks, mask)
+            else:
+                chosen = chosen if mask is None else chosen & mask
+                if chosen.any():
+                    step(blocks, chosen)
+
+        return predicated
+
+    def _decode(self, instruction: Instruction) -> Step | None:
+        name = instruction.parts[0]
+        if name in ("ld", "st", "ldu", "cp", "ldmatrix", "stmatrix", "atom", "red"):
+            return access(instruction, self.operands)
+        if name == "mov" or instruction.name.startswith("cvta"):
+            return self._move(instruction)
+        if name == "selp":
+            return self._select(instruction)
+        return together(instruction, self.operands) or self._compute(instruction)
+
+    def _compute(self, instruction: Instruction) -> Step | None:
+        known = operation(instruction.parts)
+        target, *sources = instruction.operands
+        if known is None or "|" in target:
+            return None
+        write = self.operands.write(target, known.result)
+        reads = [self.operands.read(source, dtype) for source, dtype in zip(sources, known.sources, strict=True)]
+        compute = known.compute
+        if len(reads) == 1:
+            [first] = reads
+            return lambda blocks, mask: write(blocks, compute(first(blocks)), mask)
+        if len(reads) == 2:
+            first, second = reads
+            return lambda blocks, mask: write(blocks, compute(first(blocks), second(blocks)), mask)
+        return lambda blocks, mask: write(blocks, compute(*[read(blocks) for read in reads]), mask)
+
+    def _move(self, instruction: Instruction) -> Step:
+        """mov: a register, or several smaller ones that are packed into it or taken out of it."""
+        target, source = instruction.operands
+        dtype = DTYPES[instruction.parts[-1]]
+        if target.startswith("{"):
+            names = self.operands.vector(target)
+            part = np.dtype(f"u{dtype.itemsize // len(names)}")
+            read, writes = self.operands.read(source, dtype), [self.operands.write(name, part) for name in names]
+
+            def take_apart(blocks: Blocks, mask: Array | None) -> None:
+                values = unpack(read(blocks), part)
+                for number, write in enumerate(writes):
+                    write(blocks, values[..., number], mask)
+
+            return take_apart
+        write = self.operands.write(target, dtype)
+        if source.startswith("{"):
+            names = self.operands.vector(source)
+            part = np.dtype(f"u{dtype.itemsize // len(names)}")
+            reads = [self.operands.read(name, part) for name in names]
+
+            def put_together(blocks: Blocks, mask: Array | None) -> None:
+                values = np.broadcast_arrays(*(each(blocks) for each in reads))
+                write(blocks, pack(np.stack(values, axis=-1), dtype), mask)
+
+            return put_together
+        read = self.operands.read(source, dtype)
+        return lambda blocks, mask: write(blocks, read(blocks), mask)
+
+    def _select(self, instruction: Instruction) -> Step:
+        dtype = DTYPES[instruction.parts[-1]]
+        target, yes, no, chooser = instruction.operands
+        write = self.operands.write(target, dtype)
+        read_yes, read_no = self.operands.read(yes, dtype), self.operands.read(no, dtype)
+        choose = self.operands.read(chooser, DTYPES["pred"])
+        return lambda blocks, mask: write(blocks, np.where(choose(blocks), read_yes(blocks), read_no(blocks)), mask)

@@ -1,0 +1,328 @@
+"""The memories of an emulated GPU, which watch what is done to them.
+
+Addresses are the machine's own. Every tensor's storage has a space of 2^40 bytes to itself, so an address outside the
+tensors is found as such, and a tensor may have more elements than fit this machine as long as few of them are touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.emulated.rounding import Array
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.emulated.blocks import Blocks
+
+SPACE = 40  # bits of the offset within a storage
+# As what so many bytes are read at once: types that NumPy copies without looking at them.
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
+LAST_MARK = 510 << 6  # marks below it count barriers
+SEVERAL = 63  # instead of the one warp that read a place
+
+
+class Violation(Exception):
+    """What a thread did wrong: the one that gave address number `lane`, or the one `at` a row of blocks and a place."""
+
+    def __init__(self, message: str, lane: int = 0, at: tuple[int, int] | None = None) -> None:
+        super().__init__(message)
+        self.lane, self.at = lane, at
+
+
+class Buffer:
+    """The storage of one or more tensors."""
+
+    def __init__(self, tensor: torch.Tensor, number: int) -> None:
+        import torch
+
+        storage = tensor.untyped_storage()
+        self.base = number << SPACE
+        self.bytes: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
+        self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.first, self.last = len(self.bytes), 0  # bytes that belong to a tensor lie from first to before last
+        self.allowed: Array | None = None  # which of them do, one byte each; None: all
+        self.written: Array | None = None  # 1 where somebody has written; None: everywhere
+        self.writers: Array | None = None  # who wrote each unit last in this launch; None: nobody looks
+        self.unit = 16  # bytes of the smallest element
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self.tensors.append((name, tensor))
+        if not tensor.numel():
+            return
+        strides = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+        item = tensor.element_size()
+        first = tensor.storage_offset() * item
+        last = first + item * (1 + sum((size - 1) * stride for size, stride in strides))
+        alone = self.first >= self.last
+        self.first, self.last = min(self.first, first), max(self.last, last)
+        self.unit = min(self.unit, item)
+        if not alone or int(np.prod([size for size, _ in strides])) * item != last - first:
+            self._allow_only_elements()
+
+    def _allow_only_elements(self) -> None:
+        """Tell the tensors' elements from what lies between them: the rest of a row that a view leaves out."""
+        import torch
+
+        allowed = torch.zeros(len(self.bytes), dtype=torch.uint8)
+        for _, tensor in self.tensors:
+            item = tensor.element_size()
+            strides = [stride * item for stride in tensor.stride()]
+            view = allowed.as_strided((*tensor.shape, item), (*strides, 1), tensor.storage_offset() * item)
+            view.fill_(1)
+        self.allowed = allowed.numpy()
+
+    def describe(self, offset: int) -> str:
+        """Where a byte lies, in words."""
+        name, tensor = self.tensors[0]
+        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        if offset >= self.last:
+            return f"{offset - self.last} bytes behind the end of {what}"
+        if offset < self.first:
+            return f"{self.first - offset} bytes before {what}"
+        return f"byte {offset - self.first} of {what}"
+
+
+class GlobalMemory:
+    """The tensors that a launch was given."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[int, Buffer] = {}
+        self.numbers: dict[int, int] = {}  # of a storage, by its address on this machine
+
+    def add(self, name: str, tensor: torch.Tensor) -> int:
+        """The address of the tensor's first element."""
+        key = tensor.untyped_storage().data_ptr()
+        number = self.numbers.get(key)
+        if number is None or not key:
+            number = len(self.buffers) + 1
+            self.numbers[key], self.buffers[number] = number, Buffer(tensor, number)
+        self.buffers[number].add(name, tensor)
+        return self.buffers[number].base + int(tensor.storage_offset()) * tensor.element_size()
+
+    def _find(self, addresses: Array, width: int, does: str) -> tuple[Buffer, Array]:
+        """The buffer that holds all addresses, and the index of each in it, in words of `width` bytes."""
+        number = int(addresses.flat[0]) >> SPACE
+        buffer = self.buffers.get(number)
+        offsets = (addresses - (number << SPACE)).view(np.uint64)  # what lies before is far behind
+        if buffer is None or int(offsets.max()) + width > buffer.last or (
+            buffer.first and int(offsets.min()) < buffer.first
+        ):  # fmt: skip
+            raise self._stray(addresses, width, does)
+        if int(np.bitwise_or.reduce(offsets, axis=None)) & (width - 1):
+            lane = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
+            place = buffer.describe(int(offsets.flat[lane]))
+            raise Violation(f"{does} {width} bytes at once at an address that {width} does not divide, {place}", lane)
+        index = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
+        if buffer.allowed is not None:
+            inside = self._bytes(buffer.allowed, width)[index] == _ones(width)
+            if not inside.all():
+                lane = int(np.flatnonzero(~inside)[0])
+                place = buffer.describe(int(offsets.flat[lane]))
+                raise Violation(f"{does} memory between the elements of a view: {place}", lane)
+        return buffer, index
+
+    def _stray(self, addresses: Array, width: int, does: str) -> Violation:
+        """The first address that is in no tensor; where there is none, the lanes are in several tensors."""
+        flat = addresses.reshape(-1)
+        numbers = flat >> SPACE
+        for number in np.unique(numbers):
+            buffer = self.buffers.get(int(number))
+            lanes = np.flatnonzero(numbers == number)
+            if buffer is None:
+                before = self.buffers.get(int(number) + 1)
+                offset = int(flat[lanes[0]]) - ((int(number) + 1) << SPACE)
+                where = before.describe(offset) if before else f"address {int(flat[lanes[0]]):#x}, in no tensor"
+                return Violation(f"{does} {width} bytes outside the tensors: {where}", int(lanes[0]))
+            offsets = flat[lanes] - buffer.base
+            bad = np.flatnonzero((offsets < buffer.first) | (offsets + width > buffer.last))
+            if len(bad):
+                lane, offset = int(lanes[bad[0]]), int(offsets[bad[0]])
+                after = self.buffers.get(int(number) + 1)
+                if after is not None and offset > 1 << (SPACE - 1):  # nearer to the next one
+                    buffer, offset = after, offset - (1 << SPACE)
+                return Violation(f"{does} {width} bytes outside the tensors: {buffer.describe(offset)}", lane)
+        return Violation(f"{does} several tensors in one instruction, which is not emulated", 0)
+
+    @staticmethod
+    def _bytes(array: Array, width: int) -> Array:
+        """The bytes as words; what is left over at the end is no whole word, and nobody reads it as one."""
+        return array[: len(array) // width * width].view(WORDS[width])
+
+    def load(self, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> Array:
+        """A word of `width` bytes for each address."""
+        buffer, index = self._find(addresses, width, "reads")
+        if buffer.written is not None:
+            known = self._bytes(buffer.written, width)[index] == _ones(width)
+            if not known.all():
+                lane = int(np.flatnonzero(~known)[0])
+                place = buffer.describe(int(addresses.flat[lane]) - buffer.base)
+                raise Violation(f"reads global memory that nobody has written: {place}", lane)
+        if buffer.writers is not None:
+            self._check_writers(buffer, addresses, width, blocks, mask)
+        return self._bytes(buffer.bytes, width).take(index, mode="clip")
+
+    def store(self, addresses: Array, values: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
+        """Write a word of `width` bytes, as load returns them, to each address."""
+        buffer, index = self._find(addresses, width, "writes")
+        self._bytes(buffer.bytes, width)[index] = values
+        if buffer.written is not None:
+            self._bytes(buffer.written, width)[index] = _ones(width)
+        if buffer.writers is not None:
+            units, me = self._units(buffer, addresses, width, blocks, mask)
+            buffer.writers[units] = me
+
+    def watch(self) -> None:
+        """From now on, find reads of what another warp or block has written with no barrier in between."""
+        for buffer in self.buffers.values():
+            buffer.writers = np.zeros(len(buffer.bytes) // buffer.unit + 1, np.int64)
+
+    def _units(
+        self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None
+    ) -> tuple[Array, Array]:
+        """The units that each lane touches, (lanes, units), and who it is: block, barriers passed, warp."""
+        me = (blocks.ids + 1) << 32 | blocks.barriers << 8 | blocks.warps
+        me = np.broadcast_to(me, blocks.shape)
+        if mask is None:
+            addresses = np.broadcast_to(addresses, blocks.shape)
+        else:
+            me = me[np.broadcast_to(mask, blocks.shape)]
+        steps = np.arange(max(1, width // buffer.unit))
+        return (addresses[..., None] - buffer.base) // buffer.unit + steps, me[..., None]
+
+    def _check_writers(self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
+        units, me = self._units(buffer, addresses, width, blocks, mask)
+        writer = buffer.writers[units]  # type: ignore[index]
+        elsewhere = (writer != 0) & (writer >> 32 != me >> 32) & (not blocks.synchronises)
+        behind = (writer >> 8 == me >> 8) & (writer != me)  # same block and barrier, another warp
+        if (elsewhere | behind).any():
+            lane, unit = divmod(int(np.flatnonzero(elsewhere | behind)[0]), units.shape[-1])
+            place = buffer.describe(int(units.reshape(-1, units.shape[-1])[lane, unit]) * buffer.unit)
+            who = "another block has written" if elsewhere.any() else "another warp has written since the last barrier"
+            raise Violation(f"reads what {who}: {place}", lane)
+
+    def locate(self, addresses: Array, width: int) -> tuple[Array, Array]:
+        """All words of the storage that holds the addresses, and the index of each: for atomic instructions."""
+        buffer, index = self._find(addresses, width, "changes")
+        if buffer.written is not None and not (self._bytes(buffer.written, width)[index] == _ones(width)).all():
+            raise Violation("changes global memory that nobody has written")
+        return self._bytes(buffer.bytes, width), index
+
+
+class SharedMemory:
+    """The shared memory of some blocks, which knows who has written and read each place since the last barrier.
+
+    A place is `unit` bytes, the least that the kernel reads or writes there at once. Its mark is the number of barriers
+    that its last writer had passed, times 64, plus that writer's warp. So a mark is below 64 times a block's barriers
+    where a barrier lies between.
+    """
+
+    def __init__(self, blocks: int, size: int, unit: int) -> None:
+        self.limit, self.unit = size, unit
+        self.size = -(-size // 16) * 16  # of a block's part
+        self.rows = np.arange(blocks)[:, None]
+        self.bytes = np.zeros(blocks * self.size, np.uint8)
+        self.writers = np.full(blocks * self.size // unit, UNWRITTEN, np.int16)
+        self.readers = np.zeros(blocks * self.size // unit, np.int16)
+        self.reads: list[tuple[Array, int, Array]] = []  # since the last barrier: index, width, and marks of who reads
+
+    def index(self, addresses: Array, width: int, does: str, rows: Array | None = None) -> Array:
+        """The number of each address among all words of `width` bytes: of every block, or of the block rows[i]."""
+        offsets = addresses.view(np.uint64)  # a negative one is far behind
+        if int(offsets.max()) + width > self.limit:
+            lane = int(np.flatnonzero(offsets > self.limit - width)[0])
+            found = int(addresses.flat[lane])
+            raise Violation(f"{does} byte {found} of shared memory, and the block has {self.limit}", lane)
+        if int(np.bitwise_or.reduce(offsets, axis=None)) & (width - 1):
+            lane = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
+            message = f"{does} {width} bytes of shared memory at once at an address that {width} does not divide"
+            raise Violation(f"{message}, byte {int(addresses.flat[lane])}", lane)
+        return (addresses >> (width.bit_length() - 1)) + (self.rows if rows is None else rows) * (self.size // width)
+
+    def load(self, index: Array, width: int, me: Array, since: int) -> Array:
+        """The words at `index`. me: the readers' marks; those from `since` on may be younger than the last barrier."""
+        found = self._places(self.writers, index, width)
+        if int(found.max()) >= since:
+            self._check_read(found, index, width, me)
+        self.reads.append((index, width, me))
+        return self.bytes.view(WORDS[width]).take(index)
+
+    def store(self, index: Array, values: Array, width: int, me: Array) -> None:
+        self.claim(index, width, me, me)
+        self.bytes.view(WORDS[width])[index] = values
+
+    def claim(self, index: Array, width: int, me: Array, marks: Array) -> None:
+        """Write marks to the words at `index`, after a look at who has read them."""
+        if self.reads:
+            self._note_reads()
+            found = self._places(self.readers, index, width)
+            bad = (found ^ np.broadcast_to(me, index.shape)[..., None]).view(np.uint16) - np.uint16(1) < SEVERAL
+            if bad.any():
+                what = "writes shared memory that another warp has read since the last barrier"
+                raise self._violation(what, bad, index, width)
+        self._set_places(self.writers, index, width, marks)
+
+    def _places(self, marks: Array, index: Array, width: int) -> Array:
+        """(..., n): the marks of the n places of each word."""
+        count = max(1, width // self.unit)
+        size = min(count * 2, 16)
+        if count * 2 == size:
+            return marks.view(WORDS[size]).take(index)[..., None].view(np.int16)
+        return marks.reshape(-1, count)[index]
+
+    def _set_places(self, marks: Array, index: Array, width: int, values: Array) -> None:
+        """Write to all places of each word the mark in `values`, which broadcasts to the index."""
+        count = max(1, width // self.unit)
+        values = np.repeat(values[..., None], count, axis=-1)
+        if count * 2 <= 16:
+            marks.view(WORDS[count * 2])[index] = values.view(WORDS[count * 2])[..., 0]
+        else:
+            marks.reshape(-1, count)[index] = values
+
+    def _check_read(self, found: Array, index: Array, width: int, me: Array) -> None:
+        mine = np.broadcast_to(me, index.shape)[..., None]
+        bad = (found >= LAST_MARK) | ((found ^ mine).view(np.uint16) - np.uint16(1) < SEVERAL)
+        if bad.any():
+            what = {
+                UNWRITTEN: "that nobody has written",
+                ON_ITS_WAY: "before the asynchronous copy to it was waited for",
+            }.get(int(found[bad][0]), "that another warp has written since the last barrier")
+            raise self._violation(f"reads shared memory {what}", bad, index, width)
+
+    def _note_reads(self) -> None:
+        """Enter the reads since the last barrier into `readers`. A place that several warps have read is SEVERAL's."""
+        for index, width, me in self.reads:
+            mine = np.broadcast_to(me, index.shape)
+            before = self._places(self.readers, index, width)
+            self._set_places(self.readers, index, width, mine)
+            after = self._places(self.readers, index, width)  # of lanes that read one place, the last has entered
+            shared = (after != mine[..., None]) | ((before ^ mine[..., None]).view(np.uint16) - np.uint16(1) < SEVERAL)
+            lanes = shared.any(-1)
+            if lanes.any():
+                self._set_places(self.readers, index[lanes], width, mine[lanes] | np.int16(SEVERAL))
+        self.reads.clear()
+
+    def pass_barrier(self, all_blocks: bool) -> None:
+        """Forget reads that lie before a barrier of all blocks; keep the others, whose marks tell."""
+        if all_blocks:
+            self.reads.clear()
+        else:
+            self._note_reads()
+
+    def count_anew(self) -> None:
+        """Count barriers from the start: all that was written or read lies before those to come."""
+        for marks in (self.writers, self.readers):
+            marks[marks < LAST_MARK] = 0
+
+    def _violation(self, message: str, bad: Array, index: Array, width: int) -> Violation:
+        lane, place = divmod(int(np.flatnonzero(bad)[0]), bad.shape[-1])
+        byte = int(index.reshape(-1)[lane]) * width % self.size + place * self.unit
+        return Violation(f"{message}, byte {byte}", lane)
+
+
+def _ones(width: int) -> Array:
+    """A word whose bytes all are 1."""
+    return np.ones(width, np.uint8).view(WORDS[width])[0]
