@@ -5,6 +5,7 @@ It computes what a GPU computes and refuses what a GPU would not forgive. It is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Machine:
         names = [i.parts for i in program.instructions]
         self.synchronises = any(parts[0] in ("atom", "red") for parts in names)
         self.waits = any("cas" in parts for parts in names)  # for other blocks
-        self.watches = self._reads_what_it_writes()
+        self.loaded, self.stored = self._pointers()
         self.stretches = self._stretches()
 
     def run(
@@ -54,8 +55,8 @@ class Machine:
     ) -> None:  # fmt: skip
         """Run the blocks of a grid, or `only` some of them. Raises EmulationError at what a GPU would not forgive."""
         ids = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.asarray(only)
-        if self.watches:
-            memory.watch()
+        given = dict(enumerate(arguments))
+        memory.watch(*([given.get(i, 0) for i in parameters] for parameters in (self.loaded, self.stored)))
         each = 1 if self.waits else max(1, SIDE_BY_SIDE // self.program.threads)
         parts = [ids[start : start + each] for start in range(0, len(ids), each)]
 
@@ -107,24 +108,26 @@ class Machine:
     def _place(self, instruction: Instruction) -> str:
         return f"{self.program.name} at {instruction.place or 'an unknown line'} ({instruction.name})"
 
-    def _reads_what_it_writes(self) -> bool:
-        """Whether some parameter's memory may be both loaded and stored: then barriers matter there."""
-        reached: dict[str, set[str]] = {}
-        touched: dict[str, set[str]] = {"ld": set(), "st": set()}
-        for _ in range(2):  # twice, for what loops carry
+    def _pointers(self) -> tuple[list[int], list[int]]:
+        """The numbers of the parameters whose memory may be loaded, and of those whose memory may be stored to."""
+        reached: dict[str, set[int]] = {}  # by a register, from parameters
+        loaded, stored, before = set(), set(), -1
+        while before != (before := sum(map(len, reached.values()))):  # again, for what loops carry
             for instruction in self.program.instructions:
-                names = [name.strip("[]{} ") for operand in instruction.operands for name in operand.split("+")]
-                if instruction.name.startswith("ld.param.b64"):
-                    reached[names[0]] = {names[1]}
-                    continue
-                sources: set[str] = set().union(*(reached.get(name, set()) for name in names[1:]))
                 first, *rest = instruction.parts
-                if first in touched and space_of(instruction) == "global" and rest[0] != "param":
-                    at = names[0] if first == "st" else instruction.operands[1].strip("[] ").split("+")[0].strip()
-                    touched[first] |= reached.get(at, set())
-                elif first not in ("st", "cp", "red") and names:
-                    reached[names[0]] = reached.get(names[0], set()) | sources
-        return bool(touched["ld"] & touched["st"])
+                names = [re.findall(r"%?[A-Za-z_$][\w$.]*", operand) for operand in instruction.operands]
+                sources: set[int] = set().union(*(reached.get(name, set()) for part in names[1:] for name in part))
+                if first == "ld" and rest[0] == "param":
+                    sources = {number for number, name in enumerate(self.program.parameters) if name in names[1]}
+                elif first in ("ld", "ldu") or instruction.name.startswith("cp.async.c"):
+                    loaded |= sources
+                    continue
+                elif first == "st":
+                    stored |= set().union(*(reached.get(name, set()) for name in names[0]))
+                    continue
+                for name in names[0] if names else []:
+                    reached[name] = reached.get(name, set()) | sources
+        return sorted(loaded), sorted(stored)
 
     def _stretches(self) -> dict[int, Stretch]:
         code, labels = self.program.instructions, self.program.labels
