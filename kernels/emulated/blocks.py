@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES
-from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, SharedMemory, Violation
+from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, Incomplete, SharedMemory
 from kernels.emulated.rounding import Array
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Blocks:
         return divmod(int(np.flatnonzero(self.full(mask))[lane]), self.shape[1])
 
     def gather(self, mask: Array | None, groups: int, what: str) -> None:
-        """Raise Violation where only a part of a group of `groups` threads takes part."""
+        """Raise Incomplete where only a part of a group of `groups` threads takes part."""
         if mask is None:
             return
         per_group = self.full(mask).reshape(-1, groups)
@@ -78,7 +78,7 @@ class Blocks:
         if torn.any():
             first = int(np.flatnonzero(torn)[0])
             thread = first * groups + int(np.flatnonzero(~per_group[first])[0])
-            raise Violation(f"does not reach {what} that others reach", at=divmod(thread, self.shape[1]))
+            raise Incomplete(f"does not reach {what} that others reach", at=divmod(thread, self.shape[1]))
 
     def pass_barrier(self, mask: Array | None) -> None:
         self.gather(mask, self.shape[1], "a barrier")

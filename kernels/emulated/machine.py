@@ -16,7 +16,7 @@ from kernels.emulated.accesses import access, space_of, width_of
 from kernels.emulated.arithmetic import DTYPES, operation, pack, unpack
 from kernels.emulated.blocks import Blocks
 from kernels.emulated.counts import Counts
-from kernels.emulated.memory import GlobalMemory, Violation
+from kernels.emulated.memory import GlobalMemory, Incomplete, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import EmulationError, Instruction, Program
 from kernels.emulated.rounding import Array
@@ -72,12 +72,19 @@ class Machine:
             list(workers.map(run_part, parts))
 
     def _run(self, blocks: Blocks) -> None:
-        """Follow the threads. Those at the lowest address go first, so that they meet again after a branch."""
-        waiting: dict[int, Array | None] = {0: None}
+        """Follow the threads. Those at the lowest address go first, so that they meet again after a branch.
+
+        Threads that come to a barrier or a shuffle before others of their group wait there for these.
+        """
+        going: dict[int, Array | None] = {0: None}
+        waiting: dict[int, Array | None] = {}
         patience = PATIENCE
-        while waiting:
-            start = min(waiting)
-            mask = waiting.pop(start)
+        while going or waiting:
+            nobody_comes = not going
+            if nobody_comes:
+                going, waiting = waiting, {}
+            start = min(going)
+            mask = going.pop(start)
             patience -= 1
             if not patience:
                 raise EmulationError(f"{self.program.name}: waits for ever, or runs a loop a million times")
@@ -87,16 +94,22 @@ class Machine:
                 for at, step in enumerate(stretch.steps):  # noqa: B007
                     step(blocks, mask)
             except Violation as violation:
-                raise self._error(stretch.instructions[at], blocks, violation) from None
+                if nobody_comes or not isinstance(violation, Incomplete):
+                    raise self._error(stretch.instructions[at], blocks, violation) from None
+                if blocks.counts:
+                    blocks.counts.instructions(stretch.instructions[:at], blocks, mask)
+                here = start + at
+                self.stretches[here] = Stretch(stretch.instructions[at:], stretch.steps[at:], stretch.leave)
+                if here in waiting:
+                    _join(waiting, here, mask)
+                    _join(going, here, waiting.pop(here))  # they may be complete now
+                else:
+                    waiting[here] = mask
+                continue
             if blocks.counts:
                 blocks.counts.instructions(stretch.instructions, blocks, mask)
             for target, there in stretch.leave(blocks, mask):
-                if target in waiting:
-                    mine = waiting[target]
-                    both = None if mine is None or there is None else mine | there
-                    waiting[target] = None if both is None or both.all() else both
-                else:
-                    waiting[target] = there
+                _join(going, target, there)
 
     def _error(self, instruction: Instruction, blocks: Blocks, violation: Violation) -> EmulationError:
         row, thread = violation.at or (0, 0)
@@ -255,3 +268,10 @@ class Machine:
         read_yes, read_no = self.operands.read(yes, dtype), self.operands.read(no, dtype)
         choose = self.operands.read(chooser, DTYPES["pred"])
         return lambda blocks, mask: write(blocks, np.where(choose(blocks), read_yes(blocks), read_no(blocks)), mask)
+
+
+def _join(threads: dict[int, Array | None], at: int, mask: Array | None) -> None:
+    """Let the threads of the mask go on at an address, together with those that already do."""
+    mine = threads.get(at, mask)
+    both = None if mine is None or mask is None else mine | mask
+    threads[at] = None if both is None or both.all() else both

@@ -40,6 +40,10 @@ class Violation(Exception):
         self.lane, self.at = lane, at
 
 
+class Incomplete(Violation):
+    """Some threads of a warp or of a block do together what others of it don't."""
+
+
 class SeveralTensors(Exception):
     """The threads of one instruction touch different tensors."""
 
