@@ -31,7 +31,9 @@ def emulate(name: str) -> None:
     from triton.runtime import driver
 
     from kernels.emulated.driver import EmulatedDriver
+    from kernels.emulated.unwritten import watch_fresh_memory
 
+    watch_fresh_memory()
     driver.set_active(EmulatedDriver(name))  # pyright: ignore[reportArgumentType]  (what a launch asks for, no more)
     _chosen[:] = [name]
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES, pack, unpack
 from kernels.emulated.blocks import WARP, Blocks
-from kernels.emulated.memory import WORDS, Violation
+from kernels.emulated.memory import SPACE, WORDS, SeveralTensors, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
 from kernels.emulated.rounding import Array, from_bfloat16, to_bfloat16
@@ -153,13 +153,42 @@ def _everywhere(blocks: Blocks, words: Array, mask: Array | None) -> Array:
 
 
 @_naming_the_thread
-def _load_global(blocks: Blocks, addresses: Array, width: int, mask: Array | None) -> Array:
+def _load_of_one(blocks: Blocks, addresses: Array, width: int, mask: Array | None) -> Array:
     return blocks.memory.load(addresses, width, blocks, mask)
 
 
 @_naming_the_thread
-def _store_global(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
+def _store_to_one(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
     blocks.memory.store(addresses, words, width, blocks, mask)
+
+
+def _load_global(blocks: Blocks, addresses: Array, width: int, mask: Array | None) -> Array:
+    try:
+        return _load_of_one(blocks, addresses, width, mask=mask)
+    except SeveralTensors:  # as where the number of its block says which tensor a thread works on
+        words = np.empty(blocks.shape if mask is None else addresses.shape, WORDS[width])
+        for chosen, part, there in _by_tensor(blocks, addresses, mask):
+            words.reshape(-1)[chosen] = _load_of_one(blocks, part, width, mask=there)
+        return words
+
+
+def _store_global(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
+    try:
+        _store_to_one(blocks, addresses, words, width, mask=mask)
+    except SeveralTensors:
+        words = (blocks.full(words) if mask is None else words).reshape(-1)
+        for chosen, part, there in _by_tensor(blocks, addresses, mask):
+            _store_to_one(blocks, part, words[chosen], width, mask=there)
+
+
+def _by_tensor(blocks: Blocks, addresses: Array, mask: Array | None) -> Iterator[tuple[Array, Array, Array]]:
+    """For each tensor that the threads touch, which of the threads do, their addresses, and the mask of them."""
+    if mask is None:
+        mask, addresses = np.ones(blocks.shape, np.bool_), blocks.full(addresses).reshape(-1)
+    numbers = addresses >> SPACE
+    for number in np.unique(numbers):
+        chosen = numbers == number
+        yield chosen, addresses[chosen], _spread(mask, chosen)
 
 
 @_naming_the_thread
@@ -176,9 +205,17 @@ def _load_shared(blocks: Blocks, addresses: Array, width: int, mask: Array | Non
 @_naming_the_thread
 def _store_shared(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
     index = _shared_index(blocks, addresses, width, "writes", mask=mask)
+    if blocks.copies:
+        blocks.shared.refuse_under_way(index, width)
     blocks.shared.store(index, words, width, blocks.who(mask))
 
 
+@_naming_the_thread
+def _begin_copy(blocks: Blocks, index: Array, words: Array, width: int, mask: Array | None) -> None:
+    blocks.copy(index, words, width, mask)
+
+
+@_naming_the_thread
 def _shared_index(blocks: Blocks, addresses: Array, width: int, does: str, mask: Array | None) -> Array:
     return blocks.shared.index(addresses, width, does, None if mask is None else np.nonzero(mask)[0])
 
@@ -193,7 +230,8 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
 
         return commit
     if name.startswith("cp.async.wait"):
-        pending = int(instruction.operands[0], 0) if instruction.operands else 0
+        # wait_all waits for copies of no group yet, too.
+        pending = int(instruction.operands[0], 0) if instruction.operands else -1
         return lambda blocks, mask: blocks.wait(pending, mask)
     if not re.match(r"cp\.async\.c[ag]\.shared(::cta)?\.global", name) or len(instruction.operands) < 3:
         return None
@@ -203,7 +241,7 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
     read_size = operands.read(size, DTYPES["u32"])  # bytes to read; the rest becomes zero
 
     def copy(blocks: Blocks, mask: Array | None) -> None:
-        targets, full = _active(blocks, read_target(blocks), mask)
+        targets, full = _active(blocks, blocks.full(read_target(blocks)), mask)
         sources, _ = _active(blocks, read_source(blocks), mask)
         sizes, _ = _active(blocks, read_size(blocks), mask)
         index = _shared_index(blocks, targets, width, "writes", mask=full)
@@ -223,7 +261,7 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
             for at in range(int(size)):
                 bytes_read[:, at] = _load_global(blocks, sources[those] + at, 1, mask=reading)
             words[those] = bytes_read.view(WORDS[width])[:, 0]
-        blocks.copy(index, words, width, full)
+        _begin_copy(blocks, index, words, width, mask=full)
 
     return copy
 
@@ -260,7 +298,10 @@ def _matrix(instruction: Instruction, operands: Operands) -> Step | None:
 
     def step(blocks: Blocks, mask: Array | None) -> None:
         blocks.gather(mask, WARP, "a matrix instruction")
-        given = blocks.full(read_address(blocks)).reshape(blocks.shape[0], -1, WARP)
+        given = blocks.full(read_address(blocks))
+        giving = blocks.full(blocks.lanes < 8 * count if mask is None else (blocks.lanes < 8 * count) & mask)
+        _shared_index(blocks, given[giving], 16, "reads" if loads else "writes", mask=giving)
+        given = given.reshape(blocks.shape[0], -1, WARP)
         if blocks.counts:
             blocks.counts.matrix(given.reshape(-1, WARP)[:, : 8 * count])
         for matrix in range(count):
@@ -322,9 +363,7 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
             else:
                 memory[at : at + 1] = compute(old, given[0][lane : lane + 1])
         if write:
-            values = np.zeros(blocks.shape, dtype)
-            values[mask] = before
-            write(blocks, values, mask)
+            write(blocks, _everywhere(blocks, before, mask), mask)
 
     return step
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES
-from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, SharedMemory, Violation
+from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, Incomplete, SharedMemory
 from kernels.emulated.rounding import Array
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Blocks:
         self.ids = ids.reshape(-1, 1)  # (C, 1)
         self.shape = (len(ids), program.threads)
         threads = np.arange(program.threads)[None]
-        self.warps = threads // WARP  # (1, T)
+        self.warps, self.lanes = threads // WARP, threads % WARP  # (1, T)
         self.barriers = np.ones((len(ids), 1), np.int64)  # that each block has passed, and one
         self.arguments = [*arguments, *[0] * len(program.parameters)]  # bits; Triton adds null pointers at the end
         self.memory, self.counts = memory, counts
@@ -45,7 +45,7 @@ class Blocks:
         self.registers: list[Array] = [poison[bits] for bits in program.registers.values()]
         x, y, z = grid
         special = {
-            "%tid.x": threads, "%tid.y": 0, "%tid.z": 0, "%laneid": threads % WARP, "%warpid": self.warps,
+            "%tid.x": threads, "%tid.y": 0, "%tid.z": 0, "%laneid": self.lanes, "%warpid": self.warps,
             "%ctaid.x": self.ids % x, "%ctaid.y": self.ids // x % y, "%ctaid.z": self.ids // (x * y),
             "%ntid.x": program.threads, "%ntid.y": 1, "%ntid.z": 1, "%nctaid.x": x, "%nctaid.y": y, "%nctaid.z": z,
         }  # fmt: skip
@@ -70,7 +70,7 @@ class Blocks:
         return divmod(int(np.flatnonzero(self.full(mask))[lane]), self.shape[1])
 
     def gather(self, mask: Array | None, groups: int, what: str) -> None:
-        """Raise Violation where only a part of a group of `groups` threads takes part."""
+        """Raise Incomplete where only a part of a group of `groups` threads takes part."""
         if mask is None:
             return
         per_group = self.full(mask).reshape(-1, groups)
@@ -78,7 +78,7 @@ class Blocks:
         if torn.any():
             first = int(np.flatnonzero(torn)[0])
             thread = first * groups + int(np.flatnonzero(~per_group[first])[0])
-            raise Violation(f"does not reach {what} that others reach", at=divmod(thread, self.shape[1]))
+            raise Incomplete(f"does not reach {what} that others reach", at=divmod(thread, self.shape[1]))
 
     def pass_barrier(self, mask: Array | None) -> None:
         self.gather(mask, self.shape[1], "a barrier")
@@ -97,6 +97,8 @@ class Blocks:
     def copy(self, index: Array, words: Array, width: int, mask: Array | None) -> None:
         """Begin an asynchronous copy of words to shared memory; it arrives when its group is waited for."""
         me = self.who(mask)
+        if self.copies:
+            self.shared.refuse_under_way(index, width)
         self.shared.claim(index, width, me, np.full_like(me, ON_ITS_WAY))
         lanes = np.arange(self.shape[0] * self.shape[1]) if mask is None else np.flatnonzero(self.full(mask))
         groups = self.groups[lanes // self.shape[1], 0]

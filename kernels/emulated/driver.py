@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from kernels.emulated.gpus import GPUS
 from kernels.emulated.machine import Machine
 from kernels.emulated.memory import GlobalMemory
 from kernels.emulated.ptx import EmulationError, parse
+from kernels.emulated.unwritten import shadow_of
 
 TRITON_3_4 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)
 
@@ -86,6 +89,7 @@ class Launcher:
     """Launches of one compiled kernel."""
 
     workers = ThreadPoolExecutor(torch.get_num_threads())
+    chosen: ClassVar[list[Callable[[int], Sequence[int]]]] = []  # by only_blocks
 
     def __init__(self, source: Any, metadata: Any) -> None:
         path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ptx")
@@ -106,7 +110,18 @@ class Launcher:
             if not {name, kind} & self.constants  # Triton 3.2 names the arguments that are 1 there
         ]
         if x * y * z:
-            self.machine.run((x, y, z), bits, memory, workers=self.workers)
+            only = self.chosen[-1](x * y * z) if self.chosen else None
+            self.machine.run((x, y, z), bits, memory, only=only, workers=self.workers)
+
+
+@contextmanager
+def only_blocks(choose: Callable[[int], Sequence[int]]) -> Iterator[None]:
+    """Within it, a launch of n blocks runs those numbered choose(n) alone, so that its tensors may pass all memory."""
+    Launcher.chosen.append(choose)
+    try:
+        yield
+    finally:
+        Launcher.chosen.pop()
 
 
 def argument_bits(memory: GlobalMemory, name: str, kind: str, value: Any) -> int:
@@ -114,7 +129,7 @@ def argument_bits(memory: GlobalMemory, name: str, kind: str, value: Any) -> int
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise EmulationError(f"argument {name} is on {value.device}; the emulated GPU works on CPU tensors")
-        return memory.add(name, value)
+        return memory.add(name, value, shadow_of(value))
     if value is None:
         return 0
     floats: dict[str, Any] = {"fp16": np.float16, "fp32": np.float32, "f32": np.float32, "fp64": np.float64}

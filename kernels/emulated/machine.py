@@ -5,6 +5,7 @@ It computes what a GPU computes and refuses what a GPU would not forgive. It is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from kernels.emulated.accesses import access, space_of, width_of
 from kernels.emulated.arithmetic import DTYPES, operation, pack, unpack
 from kernels.emulated.blocks import Blocks
 from kernels.emulated.counts import Counts
-from kernels.emulated.memory import GlobalMemory, Violation
+from kernels.emulated.memory import GlobalMemory, Incomplete, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import EmulationError, Instruction, Program
 from kernels.emulated.rounding import Array
@@ -45,7 +46,7 @@ class Machine:
         names = [i.parts for i in program.instructions]
         self.synchronises = any(parts[0] in ("atom", "red") for parts in names)
         self.waits = any("cas" in parts for parts in names)  # for other blocks
-        self.watches = self._reads_what_it_writes()
+        self.loaded, self.stored = self._pointers()
         self.stretches = self._stretches()
 
     def run(
@@ -54,8 +55,8 @@ class Machine:
     ) -> None:  # fmt: skip
         """Run the blocks of a grid, or `only` some of them. Raises EmulationError at what a GPU would not forgive."""
         ids = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.asarray(only)
-        if self.watches:
-            memory.watch()
+        given = dict(enumerate(arguments))
+        memory.watch(*([given.get(i, 0) for i in parameters] for parameters in (self.loaded, self.stored)))
         each = 1 if self.waits else max(1, SIDE_BY_SIDE // self.program.threads)
         parts = [ids[start : start + each] for start in range(0, len(ids), each)]
 
@@ -71,12 +72,19 @@ class Machine:
             list(workers.map(run_part, parts))
 
     def _run(self, blocks: Blocks) -> None:
-        """Follow the threads. Those at the lowest address go first, so that they meet again after a branch."""
-        waiting: dict[int, Array | None] = {0: None}
+        """Follow the threads. Those at the lowest address go first, so that they meet again after a branch.
+
+        Threads that come to a barrier or a shuffle before others of their group wait there for these.
+        """
+        going: dict[int, Array | None] = {0: None}
+        waiting: dict[int, Array | None] = {}
         patience = PATIENCE
-        while waiting:
-            start = min(waiting)
-            mask = waiting.pop(start)
+        while going or waiting:
+            nobody_comes = not going
+            if nobody_comes:
+                going, waiting = waiting, {}
+            start = min(going)
+            mask = going.pop(start)
             patience -= 1
             if not patience:
                 raise EmulationError(f"{self.program.name}: waits for ever, or runs a loop a million times")
@@ -86,16 +94,22 @@ class Machine:
                 for at, step in enumerate(stretch.steps):  # noqa: B007
                     step(blocks, mask)
             except Violation as violation:
-                raise self._error(stretch.instructions[at], blocks, violation) from None
+                if nobody_comes or not isinstance(violation, Incomplete):
+                    raise self._error(stretch.instructions[at], blocks, violation) from None
+                if blocks.counts:
+                    blocks.counts.instructions(stretch.instructions[:at], blocks, mask)
+                here = start + at
+                self.stretches[here] = Stretch(stretch.instructions[at:], stretch.steps[at:], stretch.leave)
+                if here in waiting:
+                    _join(waiting, here, mask)
+                    _join(going, here, waiting.pop(here))  # they may be complete now
+                else:
+                    waiting[here] = mask
+                continue
             if blocks.counts:
                 blocks.counts.instructions(stretch.instructions, blocks, mask)
             for target, there in stretch.leave(blocks, mask):
-                if target in waiting:
-                    mine = waiting[target]
-                    both = None if mine is None or there is None else mine | there
-                    waiting[target] = None if both is None or both.all() else both
-                else:
-                    waiting[target] = there
+                _join(going, target, there)
 
     def _error(self, instruction: Instruction, blocks: Blocks, violation: Violation) -> EmulationError:
         row, thread = violation.at or (0, 0)
@@ -107,24 +121,26 @@ class Machine:
     def _place(self, instruction: Instruction) -> str:
         return f"{self.program.name} at {instruction.place or 'an unknown line'} ({instruction.name})"
 
-    def _reads_what_it_writes(self) -> bool:
-        """Whether some parameter's memory may be both loaded and stored: then barriers matter there."""
-        reached: dict[str, set[str]] = {}
-        touched: dict[str, set[str]] = {"ld": set(), "st": set()}
-        for _ in range(2):  # twice, for what loops carry
+    def _pointers(self) -> tuple[list[int], list[int]]:
+        """The numbers of the parameters whose memory may be loaded, and of those whose memory may be stored to."""
+        reached: dict[str, set[int]] = {}  # by a register, from parameters
+        loaded, stored, before = set(), set(), -1
+        while before != (before := sum(map(len, reached.values()))):  # again, for what loops carry
             for instruction in self.program.instructions:
-                names = [name.strip("[]{} ") for operand in instruction.operands for name in operand.split("+")]
-                if instruction.name.startswith("ld.param.b64"):
-                    reached[names[0]] = {names[1]}
-                    continue
-                sources: set[str] = set().union(*(reached.get(name, set()) for name in names[1:]))
                 first, *rest = instruction.parts
-                if first in touched and space_of(instruction) == "global" and rest[0] != "param":
-                    at = names[0] if first == "st" else instruction.operands[1].strip("[] ").split("+")[0].strip()
-                    touched[first] |= reached.get(at, set())
-                elif first not in ("st", "cp", "red") and names:
-                    reached[names[0]] = reached.get(names[0], set()) | sources
-        return bool(touched["ld"] & touched["st"])
+                names = [re.findall(r"%?[A-Za-z_$][\w$.]*", operand) for operand in instruction.operands]
+                sources: set[int] = set().union(*(reached.get(name, set()) for part in names[1:] for name in part))
+                if first == "ld" and rest[0] == "param":
+                    sources = {number for number, name in enumerate(self.program.parameters) if name in names[1]}
+                elif first in ("ld", "ldu") or instruction.name.startswith("cp.async.c"):
+                    loaded |= sources
+                    continue
+                elif first == "st":
+                    stored |= set().union(*(reached.get(name, set()) for name in names[0]))
+                    continue
+                for name in names[0] if names else []:
+                    reached[name] = reached.get(name, set()) | sources
+        return sorted(loaded), sorted(stored)
 
     def _stretches(self) -> dict[int, Stretch]:
         code, labels = self.program.instructions, self.program.labels
@@ -252,3 +268,10 @@ class Machine:
         read_yes, read_no = self.operands.read(yes, dtype), self.operands.read(no, dtype)
         choose = self.operands.read(chooser, DTYPES["pred"])
         return lambda blocks, mask: write(blocks, np.where(choose(blocks), read_yes(blocks), read_no(blocks)), mask)
+
+
+def _join(threads: dict[int, Array | None], at: int, mask: Array | None) -> None:
+    """Let the threads of the mask go on at an address, together with those that already do."""
+    mine = threads.get(at, mask)
+    both = None if mine is None or mask is None else mine | mask
+    threads[at] = None if both is None or both.all() else both

@@ -1,12 +1,17 @@
 """The memories of an emulated GPU, which watch what is done to them.
 
-Addresses are the machine's own. Every tensor's storage has a space of 2^40 bytes to itself, so an address outside the
-tensors is found as such, and a tensor may have more elements than fit this machine as long as few of them are touched.
+Addresses are the machine's own. Every tensor that a launch is given has a space of 2^40 bytes to itself, so an address
+outside of it is found as such, even where it would meet another tensor's elements in the same storage. A tensor may
+have more elements than fit this machine as long as few of them are touched.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import math
+import mmap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +21,12 @@ if TYPE_CHECKING:
     import torch
 
     from kernels.emulated.blocks import Blocks
+    from kernels.emulated.unwritten import Shadow
 
-SPACE = 40  # bits of the offset within a storage
+SPACE = 40  # bits of the offset within a tensor's storage
 # As what so many bytes are read at once: types that NumPy copies without looking at them.
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+LARGE = 2**28  # bytes
 UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
 LAST_MARK = 510 << 6  # marks below it count barriers
 SEVERAL = 63  # instead of the one warp that read a place
@@ -33,75 +40,81 @@ class Violation(Exception):
         self.lane, self.at = lane, at
 
 
-class Buffer:
-    """The storage of one or more tensors."""
+class Incomplete(Violation):
+    """Some threads of a warp or of a block do together what others of it don't."""
 
-    def __init__(self, tensor: torch.Tensor, number: int) -> None:
-        import torch
 
+class SeveralTensors(Exception):
+    """The threads of one instruction touch different tensors."""
+
+
+class Storage:
+    """The memory that one or more tensors share."""
+
+    def __init__(self, tensor: torch.Tensor, shadow: Shadow | None) -> None:
         storage = tensor.untyped_storage()
-        self.base = number << SPACE
-        self.bytes: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()  # type: ignore[call-overload]
-        self.tensors: list[tuple[str, torch.Tensor]] = []
-        self.first, self.last = len(self.bytes), 0  # bytes that belong to a tensor lie from first to before last
-        self.allowed: Array | None = None  # which of them do, one byte each; None: all
-        self.written: Array | None = None  # 1 where somebody has written; None: everywhere
+        address, size = storage.data_ptr(), storage.nbytes()
+        # As far from a multiple of 16 as on this machine: Triton has looked how the tensors are aligned there.
+        self.start = address % 16
+        self.bytes = memory_at(address - self.start, self.start + size)
+        self.shadow = shadow
         self.writers: Array | None = None  # who wrote each unit last in this launch; None: nobody looks
         self.unit = 16  # bytes of the smallest element
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        self.tensors.append((name, tensor))
-        if not tensor.numel():
-            return
-        strides = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+
+class Buffer:
+    """A tensor that a launch was given, with a space of addresses to itself."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, number: int, storage: Storage) -> None:
+        self.name, self.tensor, self.storage = name, tensor, storage
+        self.base = number << SPACE
         item = tensor.element_size()
-        first = tensor.storage_offset() * item
-        last = first + item * (1 + sum((size - 1) * stride for size, stride in strides))
-        alone = self.first >= self.last
-        self.first, self.last = min(self.first, first), max(self.last, last)
-        self.unit = min(self.unit, item)
-        if not alone or int(np.prod([size for size, _ in strides])) * item != last - first:
-            self._allow_only_elements()
-
-    def _allow_only_elements(self) -> None:
-        """Tell the tensors' elements from what lies between them: the rest of a row that a view leaves out."""
-        import torch
-
-        allowed = torch.zeros(len(self.bytes), dtype=torch.uint8)
-        for _, tensor in self.tensors:
-            item = tensor.element_size()
-            strides = [stride * item for stride in tensor.stride()]
-            view = allowed.as_strided((*tensor.shape, item), (*strides, 1), tensor.storage_offset() * item)
-            view.fill_(1)
-        self.allowed = allowed.numpy()
+        strides = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+        # The tensor lies from byte `first` to before `last`; nothing is between its elements where `allowed` is None.
+        self.first = storage.start + int(tensor.storage_offset()) * item
+        self.last, self.allowed = self.first, None
+        if tensor.numel():
+            self.last += item * (1 + sum((size - 1) * stride for size, stride in strides))
+            storage.unit = min(storage.unit, item)
+            if math.prod(size for size, _ in strides) * item != self.last - self.first:
+                # A view leaves out the rest of a row, say: 1 for each byte of the storage that belongs to an element.
+                self.allowed = lazy_zeros(len(storage.bytes), np.uint8)
+                sizes, steps = [size for size, _ in strides], [stride * item for _, stride in strides]
+                elements = np.lib.stride_tricks.as_strided(self.allowed[self.first :], (*sizes, item), (*steps, 1))
+                elements[...] = 1
 
     def describe(self, offset: int) -> str:
         """Where a byte lies, in words."""
-        name, tensor = self.tensors[0]
-        what = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+        what = f"{self.name} {tuple(self.tensor.shape)} {str(self.tensor.dtype).removeprefix('torch.')}"
         if offset >= self.last:
             return f"{offset - self.last} bytes behind the end of {what}"
         if offset < self.first:
             return f"{self.first - offset} bytes before {what}"
         return f"byte {offset - self.first} of {what}"
 
+    def describe_gap(self, offset: int, width: int) -> str:
+        """Where the first byte of a word lies that belongs to no element, in words."""
+        allowed: Array = self.allowed  # type: ignore[assignment]
+        offset += int(np.argmin(allowed[offset : offset + width]))
+        element = offset - 1 - int(np.argmax(allowed[offset - 1 :: -1]))
+        return f"{offset - 1 - element} bytes behind the element at {self.describe(element)}"
+
 
 class GlobalMemory:
     """The tensors that a launch was given."""
 
     def __init__(self) -> None:
-        self.buffers: dict[int, Buffer] = {}
-        self.numbers: dict[int, int] = {}  # of a storage, by its address on this machine
+        self.buffers: dict[int, Buffer] = {}  # by the number of their space
+        self.storages: dict[tuple[int, int], Storage] = {}  # by their address on this machine and their size
 
-    def add(self, name: str, tensor: torch.Tensor) -> int:
-        """The address of the tensor's first element."""
-        key = tensor.untyped_storage().data_ptr()
-        number = self.numbers.get(key)
-        if number is None or not key:
-            number = len(self.buffers) + 1
-            self.numbers[key], self.buffers[number] = number, Buffer(tensor, number)
-        self.buffers[number].add(name, tensor)
-        return self.buffers[number].base + int(tensor.storage_offset()) * tensor.element_size()
+    def add(self, name: str, tensor: torch.Tensor, shadow: Shadow | None = None) -> int:
+        """The address of the tensor's first element. The shadow tells where its storage has been written."""
+        key = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        if key not in self.storages:
+            self.storages[key] = Storage(tensor, shadow)
+        number = len(self.buffers) + 1
+        buffer = self.buffers[number] = Buffer(name, tensor, number, self.storages[key])
+        return buffer.base + buffer.first
 
     def _find(self, addresses: Array, width: int, does: str) -> tuple[Buffer, Array]:
         """The buffer that holds all addresses, and the index of each in it, in words of `width` bytes."""
@@ -118,14 +131,14 @@ class GlobalMemory:
             raise Violation(f"{does} {width} bytes at once at an address that {width} does not divide, {place}", lane)
         index = (offsets >> np.uint64(width.bit_length() - 1)).view(np.int64)
         if buffer.allowed is not None:
-            inside = self._bytes(buffer.allowed, width)[index] == _ones(width)
+            inside = as_words(buffer.allowed, width)[index] == ones(width)
             if not inside.all():
                 lane = int(np.flatnonzero(~inside)[0])
-                place = buffer.describe(int(offsets.flat[lane]))
-                raise Violation(f"{does} memory between the elements of a view: {place}", lane)
+                place = buffer.describe_gap(int(offsets.flat[lane]), width)
+                raise Violation(f"{does} {width} bytes between the elements of a view: {place}", lane)
         return buffer, index
 
-    def _stray(self, addresses: Array, width: int, does: str) -> Violation:
+    def _stray(self, addresses: Array, width: int, does: str) -> Violation | SeveralTensors:
         """The first address that is in no tensor; where there is none, the lanes are in several tensors."""
         flat = addresses.reshape(-1)
         numbers = flat >> SPACE
@@ -144,72 +157,84 @@ class GlobalMemory:
                 after = self.buffers.get(int(number) + 1)
                 if after is not None and offset > 1 << (SPACE - 1):  # nearer to the next one
                     buffer, offset = after, offset - (1 << SPACE)
+                elif offset >= buffer.first:  # the word may begin inside
+                    offset = max(offset, buffer.last)
                 return Violation(f"{does} {width} bytes outside the tensors: {buffer.describe(offset)}", lane)
-        return Violation(f"{does} several tensors in one instruction, which is not emulated", 0)
-
-    @staticmethod
-    def _bytes(array: Array, width: int) -> Array:
-        """The bytes as words; what is left over at the end is no whole word, and nobody reads it as one."""
-        return array[: len(array) // width * width].view(WORDS[width])
+        return SeveralTensors(f"{does} several tensors in one instruction")
 
     def load(self, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> Array:
         """A word of `width` bytes for each address."""
         buffer, index = self._find(addresses, width, "reads")
-        if buffer.written is not None:
-            known = self._bytes(buffer.written, width)[index] == _ones(width)
-            if not known.all():
-                lane = int(np.flatnonzero(~known)[0])
-                place = buffer.describe(int(addresses.flat[lane]) - buffer.base)
-                raise Violation(f"reads global memory that nobody has written: {place}", lane)
-        if buffer.writers is not None:
+        storage = buffer.storage
+        if storage.shadow:
+            self._check_written(buffer, storage.shadow, index, width, "reads")
+        if storage.writers is not None:
             self._check_writers(buffer, addresses, width, blocks, mask)
-        return self._bytes(buffer.bytes, width).take(index, mode="clip")
+        return as_words(storage.bytes, width).take(index, mode="clip")
 
     def store(self, addresses: Array, values: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
         """Write a word of `width` bytes, as load returns them, to each address."""
         buffer, index = self._find(addresses, width, "writes")
-        self._bytes(buffer.bytes, width)[index] = values
-        if buffer.written is not None:
-            self._bytes(buffer.written, width)[index] = _ones(width)
-        if buffer.writers is not None:
+        storage = buffer.storage
+        as_words(storage.bytes, width)[index] = values
+        if storage.shadow:
+            storage.shadow.mark(index, width)
+        if storage.writers is not None:
             units, me = self._units(buffer, addresses, width, blocks, mask)
-            buffer.writers[units] = me
+            storage.writers[units] = me
 
-    def watch(self) -> None:
-        """From now on, find reads of what another warp or block has written with no barrier in between."""
-        for buffer in self.buffers.values():
-            buffer.writers = np.zeros(len(buffer.bytes) // buffer.unit + 1, np.int64)
+    @staticmethod
+    def _check_written(buffer: Buffer, shadow: Shadow, index: Array, width: int, does: str) -> None:
+        lane = shadow.first_unwritten(index, width)
+        if lane is not None:
+            place = buffer.describe(int(index.flat[lane]) * width)
+            raise Violation(f"{does} global memory that nobody has written: {place}", lane)
+
+    def watch(self, loaded: Iterable[int], stored: Iterable[int]) -> None:
+        """From now on, find reads of what another warp or block has written with no barrier in between.
+
+        Only where that may be: in a storage of which one address is loaded from and one is stored to.
+        """
+        from_these, to_these = (
+            {id(self.buffers[a >> SPACE].storage) for a in ends if a >> SPACE in self.buffers}
+            for ends in (loaded, stored)
+        )
+        for storage in self.storages.values():
+            if id(storage) in from_these & to_these:
+                storage.writers = lazy_zeros(len(storage.bytes) // storage.unit + 1, np.int64)
 
     def _units(
         self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None
     ) -> tuple[Array, Array]:
-        """The units that each lane touches, (lanes, units), and who it is: block, barriers passed, warp."""
+        """The units that each thread touches, (threads, units), and who it is: block, barriers passed, warp."""
         me = (blocks.ids + 1) << 32 | blocks.barriers << 8 | blocks.warps
         me = np.broadcast_to(me, blocks.shape)
         if mask is None:
             addresses = np.broadcast_to(addresses, blocks.shape)
         else:
             me = me[np.broadcast_to(mask, blocks.shape)]
-        steps = np.arange(max(1, width // buffer.unit))
-        return (addresses[..., None] - buffer.base) // buffer.unit + steps, me[..., None]
+        unit = buffer.storage.unit
+        return (addresses[..., None] - buffer.base) // unit + np.arange(max(1, width // unit)), me[..., None]
 
     def _check_writers(self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
         units, me = self._units(buffer, addresses, width, blocks, mask)
-        writer = buffer.writers[units]  # type: ignore[index]
+        writer = buffer.storage.writers[units]  # type: ignore[index]
         elsewhere = (writer != 0) & (writer >> 32 != me >> 32) & (not blocks.synchronises)
         behind = (writer >> 8 == me >> 8) & (writer != me)  # same block and barrier, another warp
-        if (elsewhere | behind).any():
-            lane, unit = divmod(int(np.flatnonzero(elsewhere | behind)[0]), units.shape[-1])
-            place = buffer.describe(int(units.reshape(-1, units.shape[-1])[lane, unit]) * buffer.unit)
-            who = "another block has written" if elsewhere.any() else "another warp has written since the last barrier"
-            raise Violation(f"reads what {who}: {place}", lane)
+        bad = np.flatnonzero(elsewhere | behind)
+        if len(bad):
+            thread = int(bad[0]) // units.shape[-1]
+            place = buffer.describe(int(units.flat[bad[0]]) * buffer.storage.unit)
+            another_block = elsewhere.reshape(-1)[bad[0]]
+            who = "another block has written" if another_block else "another warp has written since the last barrier"
+            raise Violation(f"reads what {who}: {place}", at=blocks.thread(thread, mask, blocks.shape))
 
     def locate(self, addresses: Array, width: int) -> tuple[Array, Array]:
         """All words of the storage that holds the addresses, and the index of each: for atomic instructions."""
         buffer, index = self._find(addresses, width, "changes")
-        if buffer.written is not None and not (self._bytes(buffer.written, width)[index] == _ones(width)).all():
-            raise Violation("changes global memory that nobody has written")
-        return self._bytes(buffer.bytes, width), index
+        if buffer.storage.shadow:
+            self._check_written(buffer, buffer.storage.shadow, index, width, "changes")
+        return as_words(buffer.storage.bytes, width), index
 
 
 class SharedMemory:
@@ -233,9 +258,10 @@ class SharedMemory:
         """The number of each address among all words of `width` bytes: of every block, or of the block rows[i]."""
         offsets = addresses.view(np.uint64)  # a negative one is far behind
         if int(offsets.max()) + width > self.limit:
-            lane = int(np.flatnonzero(offsets > self.limit - width)[0])
+            lane = int(np.flatnonzero(offsets > max(0, self.limit - width))[0])
             found = int(addresses.flat[lane])
-            raise Violation(f"{does} byte {found} of shared memory, and the block has {self.limit}", lane)
+            message = f"{does} {width} bytes at byte {found} of shared memory"
+            raise Violation(f"{message}, and the block has {self.limit}", lane)
         if int(np.bitwise_or.reduce(offsets, axis=None)) & (width - 1):
             lane = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
             message = f"{does} {width} bytes of shared memory at once at an address that {width} does not divide"
@@ -264,6 +290,13 @@ class SharedMemory:
                 what = "writes shared memory that another warp has read since the last barrier"
                 raise self._violation(what, bad, index, width)
         self._set_places(self.writers, index, width, marks)
+
+    def refuse_under_way(self, index: Array, width: int) -> None:
+        """Raise Violation where an asynchronous copy will write to a word that is written to now."""
+        bad = self._places(self.writers, index, width) == ON_ITS_WAY
+        if bad.any():
+            what = "writes shared memory to which an asynchronous copy is on its way"
+            raise self._violation(what, bad, index, width)
 
     def _places(self, marks: Array, index: Array, width: int) -> Array:
         """(..., n): the marks of the n places of each word."""
@@ -323,6 +356,26 @@ class SharedMemory:
         return Violation(f"{message}, byte {byte}", lane)
 
 
-def _ones(width: int) -> Array:
+def as_words(array: Array, width: int) -> Array:
+    """Bytes as words; what is left over at the end is not a whole word, and nobody reads it as one."""
+    return array[: len(array) // width * width].view(WORDS[width])
+
+
+def ones(width: int) -> Array:
     """A word whose bytes all are 1."""
     return np.ones(width, np.uint8).view(WORDS[width])[0]
+
+
+def lazy_zeros(size: int, dtype: type[np.generic]) -> Array:
+    """Zeros whose pages appear when they are touched, even where this machine has less memory than that."""
+    n_bytes = size * np.dtype(dtype).itemsize
+    if n_bytes < LARGE:
+        return np.zeros(size, dtype)
+    no_reserve = 0x4000  # Linux's MAP_NORESERVE; Triton exists there alone
+    return np.frombuffer(mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), dtype)
+
+
+def memory_at(address: int, size: int) -> Array:
+    """The bytes at an address of this machine."""
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
+    return np.frombuffer(memory, np.uint8) if size else np.zeros(0, np.uint8)
