@@ -66,7 +66,7 @@ class Buffer:
         """Tell the tensors' elements from what lies between them: the rest of a row that a view leaves out."""
         import torch
 
-        allowed = torch.zeros(len(self.bytes), dtype=torch.uint8)
+        allowed = torch.from_numpy(np.zeros(len(self.bytes), np.uint8))  # torch.zeros would touch every page
         for _, tensor in self.tensors:
             item = tensor.element_size()
             strides = [stride * item for stride in tensor.stride()]
