@@ -24,7 +24,7 @@ def pytest_addoption(parser):
     parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
     parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
     emulate_help = f"compile Triton's kernels for this GPU and run them on an emulated one: {', '.join(GPUS)}"
-    parser.addoption("--emulate", metavar="GPU", help=emulate_help)
+    parser.addoption("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=emulate_help)
     parser.addoption(
         "--train-dtype",
         default="float32",
@@ -41,8 +41,8 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kernels.interpret_without_gpu()  # before anything here imports triton
     try:
-        if config.getoption("--emulate"):
-            emulate(config.getoption("--emulate"))
+        if (gpu := config.getoption("--emulate")) != "none":
+            emulate(gpu)
         chosen = choose_device(device)
         for norm in names_in(config.getoption("--norm") or ""):
             kernels.load_backend(norm, chosen)
