@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
 
 from kernels import InputError
-from model.cli import Parser, not_negative, positive, run, say, seed
+from model.cli import Parser, emulate_as_asked, not_negative, positive, run, say, seed
 
 
 def parse_args() -> argparse.Namespace:
@@ -51,6 +51,7 @@ def parse_args() -> argparse.Namespace:
         raise InputError(
             f"--num-samples is {args.num_samples}, and a chat continues from one answer; leave out one of the two"
         )
+    emulate_as_asked(args)
     return args
 
 

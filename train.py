@@ -3,6 +3,7 @@
 Everything has a default: the tiny model of configs/tiny.json, on the source of Python's standard library, in a few
 minutes on two CPU cores. The result is a checkpoint directory that generate.py and transformers load.
 
+    python train.py --norm triton --emulate sm_90       run the Triton kernels as compiled for an H100, without one
     python train.py --resume                            continue the run in --out; on a CPU, bit for bit
     torchrun --nproc-per-node 2 train.py                train in two processes; --fsdp shards the weights as well
     python scripts/plan.py --config configs/llama2-7b.json --processes 8     what such a run needs
@@ -21,7 +22,7 @@ import time
 from pathlib import Path
 
 from kernels import InputError
-from model.cli import Parser, not_negative, positive, rank, run, say, seed, world_size
+from model.cli import Parser, emulate_as_asked, not_negative, positive, rank, run, say, seed, world_size
 from model.training.arguments import check_numbers, resumed, say_changes
 from model.training.run_folder import (
     METRICS,
@@ -73,6 +74,7 @@ def parse_args() -> argparse.Namespace:
     if saved:
         args = parser.parse_args(namespace=argparse.Namespace(**vars(saved)))
     check_numbers(args, saved)
+    emulate_as_asked(args)
     return args
 
 

@@ -52,12 +52,16 @@ class Backend(NamedTuple):
 
 
 def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
-    """The backend called `name`, ready for tensors on `device`; `auto` takes triton on a GPU, torch elsewhere.
+    """The backend called `name`, ready for tensors on `device`.
+
+    `auto` takes triton on a GPU, an emulated one too, and torch elsewhere.
 
     Its functions compute the norm in this `form`, which they are called without.
     `name@dtype` is the same backend on inputs rounded to that dtype, as a residual stream in half precision has them.
     Raises InputError when there is no such backend, or when it can't run here or in this form.
     """
+    from kernels.emulated.gpus import emulated_gpu
+
     interpret_without_gpu()
     if "@" in name:
         name, _, dtype = name.rpartition("@")
@@ -65,7 +69,8 @@ def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend
             raise InputError(f"norm '{name}@{dtype}': expected one of {', '.join(DTYPES)} after the @")
         return in_form(_rounded(load_backend(name, device), dtype), form)
     if name == "auto":
-        name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "torch"
+        on_gpu = device.type == "cuda" or emulated_gpu()
+        name = "triton" if on_gpu and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
         return in_form(_own_backend(name), form)
     if name not in BACKENDS:

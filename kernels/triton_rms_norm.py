@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import InputError, emulated, interpret_without_gpu
+from kernels import InputError, interpret_without_gpu
+from kernels.emulated.gpus import Gpu, description, emulated_gpu
 from kernels.reference import wide_dtype
 from kernels.torch_version import TORCH_2_13
 
@@ -40,16 +41,17 @@ import triton.language as tl  # noqa: E402
 
 INTERPRETED = not isinstance(tl.sum, triton.JITFunction)  # Triton's own functions show how it was imported
 DESCRIPTION = "triton (in its interpreter: right, but no measure of its speed)" if INTERPRETED else "triton"
-if emulated.emulated_gpu():
-    DESCRIPTION = emulated.description()
+if emulated_gpu():
+    DESCRIPTION = description()
 if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
     raise InputError(
         "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
         "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
     )
-# torch.compile can look into a triton_op, unless kernels are interpreted. In torch 2.6 it then changes the strides of
-# tensors after the launchers have read them.
-LOOKED_INTO = TORCH_2_13 and not INTERPRETED
+# torch.compile can look into a triton_op, unless kernels are interpreted, or emulated: Inductor would compile them anew
+# for the CPU, and Triton has no compiler for one. In torch 2.6 it changes the strides of tensors after the launchers
+# have read them.
+LOOKED_INTO = TORCH_2_13 and not INTERPRETED and not emulated_gpu()
 operator = torch.library.triton_op if LOOKED_INTO else torch.library.custom_op
 wrap_triton = torch.library.wrap_triton if LOOKED_INTO else lambda kernel: kernel
 
@@ -60,10 +62,10 @@ one_launch = threading.Lock() if INTERPRETED else contextlib.nullcontext()
 
 def check_device(device: torch.device) -> None:
     """Raise InputError where the kernels can't take tensors of `device`."""
-    if device.type != "cuda" and not INTERPRETED and not emulated.emulated_gpu():
+    if device.type != "cuda" and not INTERPRETED and not emulated_gpu():
         raise InputError(
             f"--norm triton: compiled kernels take GPU tensors and the device is '{device}'; "
-            "use --device cuda, set TRITON_INTERPRET=1, or use --norm torch"
+            "use --device cuda, --emulate sm_90, or --norm torch"
         )
 
 
@@ -239,8 +241,8 @@ def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tupl
     return triton.cdiv(n_tiles, n_steps), n_steps
 
 
-def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties | emulated.Gpu:
-    return emulated.emulated_gpu() or torch.cuda.get_device_properties(device)
+def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties | Gpu:
+    return emulated_gpu() or torch.cuda.get_device_properties(device)
 
 
 def _as_rows(*tensors: Tensor | None) -> tuple[list[Tensor], int]:

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernels import USAGE, InputError
+from kernels.emulated.gpus import GPUS, emulated_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +51,21 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message}; see {self.prog} --help")
 
     def add_backend_arguments(self, dtypes: list[str]) -> None:
-        """Add --norm, --device and --dtype."""
+        """Add --norm, --device, --dtype and --emulate."""
         self.add_argument("--norm", default="auto", help=f"what computes RMSNorm: {USAGE}")
         self.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
         self.add_argument("--dtype", default="auto", choices=["auto", *dtypes], help="precision of the computation")
+        self.add_emulation()
+
+    def add_emulation(self) -> None:
+        """Add --emulate, which emulate_as_asked does."""
+        examples = ", ".join(f"{name} ({gpu.example})" for name, gpu in GPUS.items())
+        about = f"compile Triton's kernels for this GPU and run them on CPU tensors, on an emulated one: {examples}"
+        self.add_argument("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=about)
+
+    def refuse_emulation(self) -> None:
+        """Add an --emulate that is refused, to a command that measures times."""
+        self.add_argument("--emulate", type=_no_stopwatch, help=argparse.SUPPRESS)
 
 
 def positive(kind: type) -> Callable[[str], int | float]:
@@ -79,6 +91,12 @@ def names_in(text: str) -> list[str]:
 def whole_numbers(text: str) -> list[int]:
     """An argparse type: comma-separated positive integers, sorted and each once."""
     return sorted({int(positive(int)(part)) for part in text.split(",")})
+
+
+def _no_stopwatch(name: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"times on an emulated {name} say nothing about a real one; scripts/check_codegen.py counts what kernels do"
+    )
 
 
 def _number(
@@ -233,10 +251,35 @@ def make_folder(flag: str, folder: Path) -> None:
         raise InputError(f"{flag} {folder} cannot be written ({error.strerror}); name a writable folder") from error
 
 
+def emulate_as_asked(args: argparse.Namespace) -> None:
+    """Emulate the GPU that --emulate names, and say so. Call it before anything imports Triton: torch's parts may.
+
+    Raises InputError where that can't be.
+    """
+    if args.emulate == "none":
+        return
+    if ":" in getattr(args, "norm", "") and getattr(args, "compile", False):
+        raise InputError(
+            f"--emulate {args.emulate} and --compile: PyTorch would compile {args.norm} for the CPU, where a Triton "
+            "kernel has no compiler; leave one of the two out"
+        )
+    from kernels.emulated import emulate
+
+    new = emulated_gpu() is None
+    emulate(args.emulate)
+    choose_device(args.device)  # refuses a GPU
+    if new:
+        say(f"Triton's kernels are compiled for {args.emulate} and run on an emulated one; their times say nothing")
+
+
 def choose_device(name: str) -> torch.device:
-    """Device of that name. Raises InputError where this machine has none."""
+    """Device of that name. Raises InputError where this machine has none, or where a GPU is emulated on its CPU."""
     import torch
 
+    if emulated_gpu():
+        if name not in ("auto", "cpu"):
+            raise InputError(f"--device {name}: an emulated GPU takes CPU tensors; leave --device or --emulate out")
+        return torch.device("cpu")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -49,6 +49,7 @@ def parse_args() -> argparse.Namespace:
     add("--contexts", type=whole_numbers, default="128,512,2048", help="time a token after so many others")
     add("--repeats", type=positive(int), default=5, help="turns of ours and theirs")
     add("--threads", type=positive(int), help="threads of PyTorch (default: its own choice)")
+    parser.refuse_emulation()
     args = parser.parse_args()
     for flag, names, known in (("--parts", args.parts, PARTS), ("--dtypes", args.dtypes, DTYPES)):
         if not names or set(names) - set(known):

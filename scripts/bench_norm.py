@@ -53,6 +53,7 @@ def parse_args() -> argparse.Namespace:
     add("--mode", choices=["eager", "graph", "both"], help="graph needs a GPU (default: eager; on a GPU both)")
     add("--repeats", type=positive(int), help="timed calls of each norm and pass (default: 10; on a GPU 50)")
     add("--out", type=Path, default=Path("out/bench"), help="folder for norm.json and norm.png")
+    parser.refuse_emulation()
     return parser.parse_args()
 
 

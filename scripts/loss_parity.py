@@ -10,8 +10,9 @@ a norm that is slightly wrong, which the run must tell apart, or it cannot see. 
 The steps ahead are for bfloat16 autocast: the norms see the float32 residual stream, and their last bits count where
 they flip a rounding behind them. That is rare at first, so one right run may show it some steps before another.
 --norm-dtype float16 or bfloat16 shows the norms a stream in half precision, where it is as rare. Triton's interpreter
-may fail with --norm-dtype bfloat16, since it cuts off what hardware rounds. Each control is judged by the other two;
-one that they refuse means that the run is too short or too small for three controls to show what rounding does.
+may fail with --norm-dtype bfloat16, since it cuts off what hardware rounds; --emulate sm_90 rounds as hardware does.
+Each control is judged by the other two; one that they refuse means that the run is too short or too small for three
+controls to show what rounding does.
 
 Exit code 0: parity is shown. 1: a backend or a control failed, or the impostor passed.
 """
@@ -32,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from kernels import DTYPES, USAGE, InputError
-from model.cli import Parser, names_in, positive, run, seed
+from model.cli import Parser, emulate_as_asked, names_in, positive, run, seed
 
 # Over 16 runs of 20 to 100 steps, 6 in float32 and 10 in bfloat16, a right norm reached 4.2 times what the controls
 # show, and a control 2.8 times what the other two do; without the steps ahead, 206 times. Left out is Triton's
@@ -57,7 +58,10 @@ def parse_args() -> argparse.Namespace:
     add("--device", default="auto", help="as train.py takes it")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16"], help="as train.py takes it")
     add("--norm-dtype", choices=DTYPES, help="round the norms' inputs to this dtype first")
-    return parser.parse_args()
+    parser.add_emulation()
+    args = parser.parse_args()
+    emulate_as_asked(args)
+    return args
 
 
 if __name__ == "__main__":
@@ -115,7 +119,7 @@ def norms_to_compare(text: str) -> list[str]:
 def train_with(norm: str, folder: Path, args: argparse.Namespace, bar: Any) -> list[float]:
     """Run train.py with one norm and return its losses, a step each. Raises InputError with train.py's last line."""
     command = [sys.executable, str(ROOT / "train.py"), "--norm", norm, "--out", str(folder)]
-    for name in ("steps", "data", "batch_size", "block_size", "seed", "device", "dtype"):
+    for name in ("steps", "data", "batch_size", "block_size", "seed", "device", "dtype", "emulate"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     if args.config:
         command += ["--config", args.config]

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Backend, InputError, load_backend
+from kernels.emulated.gpus import emulated_gpu
 from kernels.form import LLAMA, Form
 
 # Module, attribute, and the package to install. Both packages have kernels for GPUs only.
@@ -59,7 +60,7 @@ def add_liger(
 def _liger_options(x: Tensor, eps: float, offset: float, round_once: bool) -> tuple[float, float, str, bool]:
     """eps, the offset added to the weight, the rounding order, and False for in place, which would write dx over dy."""
     order = "gemma" if round_once else "llama"
-    if x.is_cuda:
+    if x.is_cuda or emulated_gpu():
         return eps, offset, order, False
     # On a CPU its kernels run in Triton's interpreter as they are, given two things that are missing there.
     import triton.language as tl

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.emulated import GPUS, description, emulate, emulated_gpu
 from model.cli import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
@@ -22,6 +23,8 @@ torch.set_num_threads(1)  # the models are tiny, and threads that wait for each 
 def pytest_addoption(parser):
     parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
     parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
+    emulate_help = f"compile Triton's kernels for this GPU and run them on an emulated one: {', '.join(GPUS)}"
+    parser.addoption("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=emulate_help)
     parser.addoption(
         "--train-dtype",
         default="float32",
@@ -38,6 +41,8 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     kernels.interpret_without_gpu()  # before anything here imports triton
     try:
+        if (gpu := config.getoption("--emulate")) != "none":
+            emulate(gpu)
         chosen = choose_device(device)
         for norm in names_in(config.getoption("--norm") or ""):
             kernels.load_backend(norm, chosen)
@@ -47,7 +52,8 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     auto = str(choose_autocast_dtype("auto", CPU)).removeprefix("torch.")
-    return f"training runs: {config.getoption('--train-dtype')} by name; --dtype auto would be {auto} on this CPU"
+    lines = [f"training runs: {config.getoption('--train-dtype')} by name; --dtype auto would be {auto} on this CPU"]
+    return lines + [f"norm triton: {description()}"] * bool(emulated_gpu())
 
 
 def pytest_collection_modifyitems(config, items):

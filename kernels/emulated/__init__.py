@@ -12,22 +12,27 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import warnings
 
 from kernels import InputError
-from kernels.emulated.gpus import GPUS, Gpu
+from kernels.emulated.gpus import GPUS, choose, description, emulated_gpu
 
-_chosen: list[str] = []
+__all__ = ["GPUS", "description", "emulate", "emulated_gpu"]
 
 
 def emulate(name: str) -> None:
     """Run all Triton kernels of this process on an emulated GPU. Raises InputError where that can't be."""
     if name not in GPUS:
         raise InputError(f"--emulate {name}: expected one of {', '.join(GPUS)}")
+    if emulated_gpu() not in (None, GPUS[name]):
+        raise InputError(f"--emulate {name}: this process has {description()}; emulate one GPU in a process")
     if importlib.util.find_spec("triton") is None:
         raise InputError(f"--emulate {name}: triton is not installed; pip install triton (Linux alone has it)")
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
+    triton = sys.modules.get("triton")
+    if triton is not None and not isinstance(triton.language.sum, triton.JITFunction):
         raise InputError(f"--emulate {name}: Triton already runs in its interpreter; emulate before it is imported")
-    os.environ["TRITON_INTERPRET"] = "0"
+    os.environ["TRITON_INTERPRET"] = "0"  # for what is imported and decorated from now on
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # Triton 3.9 speaks of 3.10
     from triton.runtime import driver
 
     from kernels.emulated.driver import EmulatedDriver
@@ -35,13 +40,4 @@ def emulate(name: str) -> None:
 
     watch_fresh_memory()
     driver.set_active(EmulatedDriver(name))  # pyright: ignore[reportArgumentType]  (what a launch asks for, no more)
-    _chosen[:] = [name]
-
-
-def emulated_gpu() -> Gpu | None:
-    """The GPU that this process emulates, if it does."""
-    return GPUS[_chosen[0]] if _chosen else None
-
-
-def description() -> str:
-    return f"triton, compiled for {_chosen[0]}, on an emulated one"
+    choose(name)

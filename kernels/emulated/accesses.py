@@ -47,7 +47,7 @@ def width_of(instruction: Instruction) -> int | None:
     if parts[0] in ("ld", "st", "ldu") and parts[1] != "param" and parts[-1] in DTYPES:
         count = next((int(part[1]) for part in parts if re.fullmatch(r"v[248]", part)), 1)
         return count * DTYPES[parts[-1]].itemsize
-    if instruction.name.startswith("cp.async.c"):
+    if instruction.name.startswith(("cp.async.ca.", "cp.async.cg.")):
         return int(instruction.operands[2], 0)
     if parts[0] in ("ldmatrix", "stmatrix"):
         return 2 if "trans" in parts else 4

@@ -99,6 +99,8 @@ def _floating(base: str, modifiers: list[str], kind: str) -> Operation | None:
     if base in APPROXIMATE and "approx" in modifiers and kind == "f32":
         function, bound = APPROXIMATE[base]
         return _float_operation(1, lambda x: approximate(function(x.astype(np.float64)), **bound), kind, modifiers)
+    if base == "rsqrt" and kind == "f64" and "approx" in modifiers:  # no bound in the manual; CUDA's rsqrt has 1 ulp
+        return _float_operation(1, lambda x: 1 / np.sqrt(x), kind, modifiers)
     if base == "div" and kind == "f32" and {"approx", "full"} & set(modifiers):
         return _float_operation(2, _divide if "full" in modifiers else _divide_in_range, kind, modifiers)
     if base in EXACT and "rn" in modifiers and kind in ("f32", "f64"):

@@ -14,13 +14,17 @@ from torch.autograd.forward_ad import dual_level, make_dual
 pytest.importorskip("triton", reason="triton is made for Linux alone")
 
 from kernels import reference, triton_rms_norm
+from kernels.emulated import GPUS, emulated_gpu
 from kernels.form import LLAMA
+from kernels.torch_version import TORCH_2_13
 from tests.helpers import ROOT
 from tests.kernels.addresses import check_addresses
-from tests.kernels.contract import DEVICE, EPS, OTHER_FORMS, STRIDED, formula, rows, weights
+from tests.kernels.contract import DEVICE, EPS, OTHER_FORMS, STRIDED, assert_equal, formula, rows, weights
 
 FOUND_BY_STRIDES = ["heads of a fused projection", "swapped axes", "expanded columns"]
-interpreted = pytest.mark.skipif(not triton_rms_norm.INTERPRETED, reason="looks into Triton's interpreter")
+on_a_gpu = not triton_rms_norm.INTERPRETED and not emulated_gpu()
+watched = pytest.mark.skipif(on_a_gpu, reason="a GPU does not say which addresses its kernels touch")
+emulated = pytest.mark.skipif(emulated_gpu() is None, reason="needs kernels as compiled, on CPU tensors: --emulate")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -61,6 +65,31 @@ def test_backward_operator_passes_opcheck(with_dh, wants_dweight):
     _, _, rstd = torch.ops.rmsllama.rms_norm(x, None, weight, EPS, *LLAMA)
     arguments = (dy, dy * 2 if with_dh else None, x, weight, rstd, *LLAMA, wants_dweight)
     assert set(torch.library.opcheck(torch.ops.rmsllama.rms_norm_backward.default, arguments).values()) == {"SUCCESS"}
+
+
+@emulated
+@pytest.mark.skipif(not TORCH_2_13, reason="the operators are triton_ops from this version on")
+def test_torch_compile_may_look_into_the_launchers(monkeypatch):
+    """They are triton_ops on a GPU. aot_eager traces them as Inductor does, and launches the kernels of its graph."""
+    monkeypatch.setattr(triton_rms_norm, "wrap_triton", torch.library.wrap_triton)
+    launchers = triton_rms_norm.launch_forward, triton_rms_norm.launch_backward
+    looked_into = [
+        torch.library.triton_op(f"tests::{launch.__name__}", mutates_args=())(launch) for launch in launchers
+    ]
+    for layout in ("slice of a fused projection", "swapped axes", "heads of a fused projection"):
+        x = STRIDED[layout]()
+        weight, dy, residual, dh = weights(48), *(rows(*x.shape, seed=seed) for seed in (2, 3, 4))
+        _, h, rstd = launchers[0](x, residual, weight, EPS, *LLAMA)
+        for number, arguments in (
+            (0, (x, None, weight, EPS, *LLAMA)),
+            (0, (x, residual, weight, EPS, *LLAMA)),
+            (1, (dy, None, x, weight, rstd, *LLAMA, False)),
+            (1, (dy, dh, h, weight, rstd, *LLAMA, True)),
+        ):
+            torch._dynamo.reset()
+            compiled = torch.compile(looked_into[number], backend="aot_eager", fullgraph=True)
+            for found, expected in zip(compiled(*arguments), launchers[number](*arguments), strict=True):
+                assert_equal(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +139,12 @@ def run_both(shape, **options):
     )
 
 
+# A number of the interpreter's: with NumPy 2.4, Triton 3.2 can't count to one of Python's.
+count = np.int32 if triton_rms_norm.INTERPRETED else int
+
+
 def use_tile(monkeypatch, tile):
     """Tiles as on a GPU: they have few rows, a program takes several of them, and a wide row has several tiles."""
-    count = np.int32 if triton_rms_norm.INTERPRETED else int
     monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": tile[0], "COLS": tile[1], "num_warps": 1})
     monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, count(-(-n_tiles // 2))))
 
@@ -127,7 +159,7 @@ def test_any_tile_gives_the_same(monkeypatch, tile):
         torch.testing.assert_close(got, one_tile, rtol=1e-5, atol=2e-6)  # sums run in another order
 
 
-@interpreted
+@watched
 @pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
 @pytest.mark.parametrize("layout", ["one column", "plain", *FOUND_BY_STRIDES])
 def test_only_elements_of_the_tensors_are_touched(monkeypatch, layout, columns):
@@ -151,13 +183,14 @@ def test_only_elements_of_the_tensors_are_touched(monkeypatch, layout, columns):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
 
 
-@interpreted
+@watched
 @pytest.mark.parametrize("columns", [64, 32], ids=["one tile", "two tiles"])
 def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
-    """The last program of 2^25 + 5 rows: only the pages that it touches are ever there."""
+    """The last program of 2^25 + 5 rows, of as many as there are tiles: only the pages that it touches are there."""
     row, residual, dy = (rows(1, 64, dtype=torch.float16, seed=seed) for seed in range(3))
     weight = weights(64, torch.float16)
     monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": 8, "COLS": columns, "num_warps": 1})
+    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (n_tiles, count(1)))
 
     def run(n_rows):
         x, r, g = (tensor.expand(n_rows, 64) for tensor in (row, residual, dy))
@@ -174,8 +207,7 @@ def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
 @pytest.mark.parametrize(("n_tiles", "warps"), [(1, 4), (527, 4), (529, 4), (4096, 16), (10**6, 32)])
 def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
     monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
-    properties = type("Properties", (), {"multi_processor_count": 132, "warp_size": 32})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(triton_rms_norm, "_gpu", lambda device: GPUS["sm_90"])  # of 132 multiprocessors
     n_programs, n_steps = triton_rms_norm._persistent_programs(n_tiles, warps, DEVICE)
     assert n_tiles <= n_programs * n_steps < n_tiles + n_steps  # all of them, and no program without one
     assert n_programs <= max(1, 16 // warps) * 132
@@ -193,7 +225,7 @@ def test_h_has_the_dtype_of_the_sum(dtype, residual_dtype):
 def test_rows_that_are_not_aligned_have_smaller_tiles(monkeypatch):
     """They need an address an element, and registers for it."""
     monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"warp_size": 32}))
+    monkeypatch.setattr(triton_rms_norm, "_gpu", lambda device: GPUS["sm_90"])
     x = torch.empty(4, 16384, dtype=torch.float16, device="meta")
     aligned, other = (triton_rms_norm._tile(4, x, 2048, 32768, part=4096, aligned=aligned) for aligned in (True, False))
     assert (aligned["COLS"], other["COLS"]) == (16384, 4096)
@@ -214,8 +246,9 @@ def test_without_a_weight(shape):
 def test_dx_is_rounded_once(monkeypatch, columns, form):
     """Half precision's dx is float64's, rounded: whatever backward rounds before, as offset + weight, shows."""
     use_tile(monkeypatch, (64, columns))
-    x, residual, dy, dh = (rows(64, 48, dtype=torch.float16, scale=1.0, seed=seed) for seed in range(4))
-    weight = weights(48, torch.float16, form=form)
+    dtype = torch.float16 if triton_rms_norm.INTERPRETED else torch.bfloat16  # which the interpreter cuts off
+    x, residual, dy, dh = (rows(64, 48, dtype=dtype, scale=1.0, seed=seed) for seed in range(4))
+    weight = weights(48, dtype, form=form)
     h = (x + residual).double().requires_grad_()
     y = formula(h, weight.double(), EPS, form)
     (expected,) = torch.autograd.grad((y, h), h, (dy.double(), dh.double()))
@@ -373,7 +406,7 @@ def test_vmap_and_gradients_of_each_sample():
     )
 
 
-@interpreted
+@watched
 def test_threads_may_call_at_once():
     x, weight = rows(5, 48), weights(48).requires_grad_()
     expected = triton_rms_norm.rms_norm(x, weight, EPS)

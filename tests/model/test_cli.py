@@ -16,7 +16,7 @@ import generate
 import train
 from kernels import InputError
 from model.cli import Parser, choose_autocast_dtype, choose_device, not_negative, positive, run, seed, whole_numbers
-from scripts import prepare_data
+from scripts import bench_model, bench_norm, loss_parity, prepare_data
 from tests.helpers import CPU, ROOT
 
 
@@ -210,6 +210,75 @@ def test_a_device_that_is_not_here_is_refused_in_one_short_line(name):
     assert f"--device {name} " in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400  # PyTorch's own message can be a page that lists its backends
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Names of the GPUs that commands ask for; the last is taken for emulated, without Triton."""
+    asked: list[str] = []
+    monkeypatch.setattr("kernels.emulated.gpus._chosen", [])
+
+    def emulate(name):
+        asked.append(name)
+        monkeypatch.setattr("kernels.emulated.gpus._chosen", [name])
+
+    monkeypatch.setattr("kernels.emulated.emulate", emulate)
+    return asked
+
+
+COMMANDS = [train, generate, loss_parity]
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_the_gpu_that_is_named_is_emulated_and_said_once(script, command, emulated):
+    assert command(script.parse_args, "--emulate", "none") == (0, "", "")
+    assert not emulated
+    said = "Triton's kernels are compiled for sm_90 and run on an emulated one; their times say nothing\n"
+    assert command(script.parse_args, "--emulate", "sm_90") == (0, "", said)
+    assert command(script.parse_args, "--emulate", "sm_90") == (
+        0,
+        "",
+        "",
+    )  # as a command does, before and after imports
+    assert emulated == ["sm_90"] * 2
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--emulate sm_70", "invalid choice: 'sm_70' (choose from"),
+        ("--emulate", "--emulate: expected one argument"),
+        ("--emulate sm_90 --device cuda:1", "--device cuda:1: an emulated GPU takes CPU tensors; leave --device or"),
+        ("--emulate sm_90 --device meta", "--device meta: an emulated GPU takes CPU tensors; leave --device or"),
+    ],
+)
+def test_what_cannot_be_emulated_is_one_line(script, arguments, reason, command, emulated):
+    code, out, err = command(script.parse_args, *arguments.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+
+
+@pytest.mark.parametrize("script", [train, generate])
+def test_another_ones_kernel_is_not_compiled_with_the_model_where_it_is_emulated(script, command, emulated):
+    code, _, err = command(script.parse_args, "--emulate", "sm_90", "--compile", "--norm", "my_kernel:norm")
+    assert (code, emulated) == (2, [])
+    assert err.startswith("error: --emulate sm_90 and --compile: PyTorch would compile my_kernel:norm for the CPU, ")
+    for arguments in ("--compile --norm my_kernel:norm", "--emulate sm_90 --compile --norm triton"):
+        assert command(script.parse_args, *arguments.split())[0] == 0
+
+
+@pytest.mark.parametrize("main", [bench_norm.main, bench_model.main])
+def test_a_stopwatch_refuses_an_emulated_gpu(main, command, emulated):
+    code, out, err = command(main, "--emulate", "sm_90")
+    assert (code, out, err.count("\n"), emulated) == (2, "", 1, [])
+    assert "times on an emulated sm_90 say nothing about a real one; scripts/check_codegen.py counts" in err
+
+
+def test_tensors_are_on_the_cpu_where_a_gpu_is_emulated_also_beside_a_real_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("kernels.emulated.gpus._chosen", ["sm_90"])
+    assert choose_device("auto") == choose_device("cpu") == CPU
 
 
 def test_auto_device_is_one_that_works():

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import kernels
 from kernels import InputError
+from kernels.emulated import emulated_gpu
 from kernels.form import FORMS
 from scripts import peers
 from tests.helpers import CPU, needs_triton
@@ -113,13 +115,36 @@ def test_liger_is_called_in_llamas_order_and_never_in_place(stubs):
 
 
 @needs_triton
-def test_liger_on_a_cpu_has_what_the_interpreter_lacks(stubs):
+def test_liger_on_a_cpu_has_what_the_interpreter_lacks(stubs, monkeypatch):
+    monkeypatch.setattr("kernels.emulated.gpus._chosen", [])
     x = SimpleNamespace(is_cuda=False)
     for options in (peers.liger(x, "weight", EPS, 0.5)[2:], peers.add_liger(x, "residual", "weight", EPS, 0.5)[3:]):
         assert options == (EPS, 0.5, "llama", False)
         assert all(hasattr(number, "to") for number in options[:2])
     for name in ("liger_kernel.ops.rms_norm", "liger_kernel.ops.fused_add_rms_norm"):
         assert callable(sys.modules[name].rsqrt)
+
+
+def test_liger_on_an_emulated_gpu_is_called_as_on_a_gpu(stubs, monkeypatch):
+    monkeypatch.setattr("kernels.emulated.gpus._chosen", ["sm_90"])
+    x = SimpleNamespace(is_cuda=False)
+    options = peers.liger(x, "weight", EPS, 0.5)[2:]
+    assert options == (EPS, 0.5, "llama", False)
+    assert type(options[0]) is float
+    assert not hasattr(sys.modules["liger_kernel.ops.rms_norm"], "rsqrt")
+
+
+@pytest.mark.skipif(emulated_gpu() is None, reason="the interpreter cuts bfloat16 off: --emulate")
+@pytest.mark.parametrize("width", [768, 1024, 4097])
+def test_ligers_kernels_have_our_bits_in_bfloat16(width):
+    """In its llama mode; both sum in float32 in an order of their own, and the roundings of x_hat and h hide that."""
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install liger-kernel")
+    ours, theirs = (kernels.load_backend(name, CPU) for name in ("triton", "scripts.peers:liger"))
+    x, residual = (rows(37, width, seed=seed).bfloat16() for seed in (0, 2))
+    weight = weights(width).bfloat16()
+    assert torch.equal(theirs.rms_norm(x, weight, EPS), ours.rms_norm(x, weight, EPS))
+    for found, expected in zip(*(norm.add_rms_norm(x, residual, weight, EPS) for norm in (theirs, ours)), strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_quack_is_asked_for_h_as_well_where_it_adds(stubs):
