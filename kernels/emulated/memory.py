@@ -20,7 +20,6 @@ from kernels.emulated.rounding import Array
 if TYPE_CHECKING:
     import torch
 
-    from kernels.emulated.blocks import Blocks
     from kernels.emulated.unwritten import Shadow
 
 SPACE = 40  # bits of the offset within a tensor's storage
@@ -30,6 +29,18 @@ LARGE = 2**28  # bytes
 UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
 LAST_MARK = 510 << 6  # marks below it count barriers
 SEVERAL = 63  # instead of the one warp that read a place
+
+
+class Threads(Protocol):
+    """What memory asks the blocks (blocks.py) whose threads use it."""
+
+    shape: tuple[int, int]  # (C, T): blocks, and threads of each
+    ids: Array  # (C, 1)
+    barriers: Array  # (C, 1), that each block has passed
+    warps: Array  # (1, T)
+    synchronises: bool
+
+    def thread(self, lane: int, mask: Array | None, shape: tuple[int, ...]) -> tuple[int, int]: ...
 
 
 class Violation(Exception):
@@ -162,7 +173,7 @@ class GlobalMemory:
                 return Violation(f"{does} {width} bytes outside the tensors: {buffer.describe(offset)}", lane)
         return SeveralTensors(f"{does} several tensors in one instruction")
 
-    def load(self, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> Array:
+    def load(self, addresses: Array, width: int, blocks: Threads, mask: Array | None) -> Array:
         """A word of `width` bytes for each address."""
         buffer, index = self._find(addresses, width, "reads")
         storage = buffer.storage
@@ -172,7 +183,7 @@ class GlobalMemory:
             self._check_writers(buffer, addresses, width, blocks, mask)
         return as_words(storage.bytes, width).take(index, mode="clip")
 
-    def store(self, addresses: Array, values: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
+    def store(self, addresses: Array, values: Array, width: int, blocks: Threads, mask: Array | None) -> None:
         """Write a word of `width` bytes, as load returns them, to each address."""
         buffer, index = self._find(addresses, width, "writes")
         storage = buffer.storage
@@ -204,7 +215,7 @@ class GlobalMemory:
                 storage.writers = lazy_zeros(len(storage.bytes) // storage.unit + 1, np.int64)
 
     def _units(
-        self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None
+        self, buffer: Buffer, addresses: Array, width: int, blocks: Threads, mask: Array | None
     ) -> tuple[Array, Array]:
         """The units that each thread touches, (threads, units), and who it is: block, barriers passed, warp."""
         me = (blocks.ids + 1) << 32 | blocks.barriers << 8 | blocks.warps
@@ -216,7 +227,7 @@ class GlobalMemory:
         unit = buffer.storage.unit
         return (addresses[..., None] - buffer.base) // unit + np.arange(max(1, width // unit)), me[..., None]
 
-    def _check_writers(self, buffer: Buffer, addresses: Array, width: int, blocks: Blocks, mask: Array | None) -> None:
+    def _check_writers(self, buffer: Buffer, addresses: Array, width: int, blocks: Threads, mask: Array | None) -> None:
         units, me = self._units(buffer, addresses, width, blocks, mask)
         writer = buffer.storage.writers[units]  # type: ignore[index]
         elsewhere = (writer != 0) & (writer >> 32 != me >> 32) & (not blocks.synchronises)
