@@ -10,10 +10,11 @@ import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES, pack, unpack
 from kernels.emulated.blocks import WARP, Blocks
-from kernels.emulated.memory import SPACE, WORDS, SeveralTensors, Violation
+from kernels.emulated.memory import SPACE, SeveralTensors, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
 from kernels.emulated.rounding import Array, from_bfloat16, to_bfloat16
+from kernels.emulated.words import WORDS
 
 
 def access(instruction: Instruction, operands: Operands) -> Step | None:

@@ -7,15 +7,14 @@ have more elements than fit this machine as long as few of them are touched.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import mmap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from kernels.emulated.rounding import Array
+from kernels.emulated.words import WORDS, as_words, lazy_zeros, memory_at, ones
 
 if TYPE_CHECKING:
     import torch
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from kernels.emulated.unwritten import Shadow
 
 SPACE = 40  # bits of the offset within a tensor's storage
-# As what so many bytes are read at once: types that NumPy copies without looking at them.
-WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
-LARGE = 2**28  # bytes
 UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
 LAST_MARK = 510 << 6  # marks below it count barriers
 SEVERAL = 63  # instead of the one warp that read a place
@@ -365,28 +361,3 @@ class SharedMemory:
         lane, place = divmod(int(np.flatnonzero(bad)[0]), bad.shape[-1])
         byte = int(index.reshape(-1)[lane]) * width % self.size + place * self.unit
         return Violation(f"{message}, byte {byte}", lane)
-
-
-def as_words(array: Array, width: int) -> Array:
-    """Bytes as words; what is left over at the end is not a whole word, and nobody reads it as one."""
-    return array[: len(array) // width * width].view(WORDS[width])
-
-
-def ones(width: int) -> Array:
-    """A word whose bytes all are 1."""
-    return np.ones(width, np.uint8).view(WORDS[width])[0]
-
-
-def lazy_zeros(size: int, dtype: type[np.generic]) -> Array:
-    """Zeros whose pages appear when they are touched, even where this machine has less memory than that."""
-    n_bytes = size * np.dtype(dtype).itemsize
-    if n_bytes < LARGE:
-        return np.zeros(size, dtype)
-    no_reserve = 0x4000  # Linux's MAP_NORESERVE; Triton exists there alone
-    return np.frombuffer(mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), dtype)
-
-
-def memory_at(address: int, size: int) -> Array:
-    """The bytes at an address of this machine."""
-    memory: Any = (ctypes.c_uint8 * size).from_address(address)
-    return np.frombuffer(memory, np.uint8) if size else np.zeros(0, np.uint8)

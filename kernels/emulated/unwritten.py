@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.emulated.memory import as_words, memory_at, ones
 from kernels.emulated.rounding import Array
+from kernels.emulated.words import as_words, memory_at, ones
 
 FRESH = (
     (torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"),
