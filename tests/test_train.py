@@ -235,10 +235,16 @@ def test_auto_is_what_the_cpu_computes_and_says_so(native, dtype, trained, monke
     assert losses(auto) == losses(by_name)
 
 
+GEMMA2 = {"model_type": "gemma2", "head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 12,
+          "attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}  # fmt: skip
+
+
 @needs_compiler
-def test_compiled_model_gives_the_same_losses(trained, workplace):
+@pytest.mark.parametrize("family", [{}, GEMMA2], ids=["llama", "gemma2"])
+def test_compiled_model_gives_the_same_losses(family, trained, workplace):
     torch._dynamo.reset()
-    (workplace / "one.json").write_text(json.dumps({**TRAINED, "num_hidden_layers": 1}))  # is compiled sooner
+    one = {"num_hidden_layers": 1, **family}  # layer, which is compiled sooner
+    (workplace / "one.json").write_text(json.dumps(TRAINED | one))
     # Adam's first steps go by the sign of a gradient, also where that is rounding alone: a small step keeps it small.
     run = ["--config", "one.json", "--steps", 2, "--lr", "1e-4", "--min-lr", "1e-5"]
     expected, _, _ = trained(*run, out="out/eager")

@@ -345,8 +345,11 @@ def test_each_family_trains_generates_and_loads_in_transformers(name, trained, w
     if "sliding_window" in values:
         small["sliding_window"] = 5
     (workplace / "config.json").write_text(json.dumps(values | small))
-    metrics, _, _ = trained("--steps", 3, "--lr", "1e-2", "--dtype", "float32")
+    metrics, _, _ = trained("--steps", 3, "--lr", "1e-2", "--dtype", "float32", "--log-norms", 2)
     assert metrics[-1]["loss"] < metrics[0]["loss"]
+    logged = json.loads((workplace / "out/model/run.json").read_text())["norm_names"]
+    assert logged == norm_names(load(workplace / "out/model"))
+    assert len(logged) == len(metrics[-1]["norm_mean_square"])
     theirs = theirs_at("out/model")
     assert type(theirs).__name__.startswith(name.capitalize())
     with torch.no_grad():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 import generate as generate_py
 import model.llama
@@ -28,6 +29,7 @@ TINY = {
 CONFIGS = ROOT / "configs"
 TINY_CONFIGS = sorted(path.stem for path in CONFIGS.glob("tiny*.json"))
 SHORT = ["--repeats", "1", "--prefill", "24", "--tokens", "4", "--contexts", "8,16", "--norm", "torch"]
+needs_proc = pytest.mark.skipif("load" not in bench_model.HERE, reason="loading is measured by Linux's /proc")
 pytestmark = pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 
 
@@ -199,13 +201,15 @@ def test_both_models_have_the_same_logits_in_every_family(name, tmp_path):
 @pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_the_training_step_is_that_of_the_family(name, command, monkeypatch):
     path, trained, usual = CONFIGS / f"{name}.json", [], model_parts.fresh_theirs
+    three = {"num_hidden_layers": 3}  # not the config's 2, for whose layers it may list kinds
+    monkeypatch.setattr(model_parts, "TRAINED", model_parts.TRAINED | three)
     monkeypatch.setattr(model_parts, "fresh_theirs", lambda config: (trained.append(usual(config)), trained[-1])[1])
     code, out, err = command(bench_model.main, *SHORT, "--config", path, "--parts", "train", "--dtypes", "float32")
     assert code == 0, err
     assert out.startswith(f"{name}, random weights; norm torch;")
     [model] = trained
     assert model.config.model_type == LlamaConfig.load(path).model_type
-    assert model.config.hidden_size == model_parts.TRAINED["hidden_size"]
+    assert (model.config.num_hidden_layers, model.config.hidden_size) == (3, TINY["hidden_size"])
 
 
 def test_a_norm_that_is_not_rmsnorm_is_refused_in_one_line(command, folder):
@@ -231,7 +235,10 @@ def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
     assert out.count("[") == 1 + 6  # a pair of quartiles a row, and the one of the heading
 
 
-def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
+@needs_proc
+def test_loading_is_measured_in_fresh_processes(command, tmp_path, monkeypatch):
+    """Of a Gemma 2, whose class and attention are not LLaMA's."""
+    folder = bench_model.random_checkpoint(tmp_path / "gemma2", LlamaConfig.load(CONFIGS / "tiny-gemma2.json"))
     monkeypatch.setattr(  # no warm-up: each takes seconds
         model_parts, "in_turn", lambda calls, repeats: {side: [call()] for side, call in calls.items()}
     )
@@ -245,7 +252,18 @@ def test_loading_is_measured_in_fresh_processes(command, folder, monkeypatch):
     assert all(row.count("[") == 3 for row in rows)
     assert [row.count(" ms ") for row in rows] == [2, 2, 0, 0]
     assert [row.count(" MB ") for row in rows] == [0, 0, 2, 2]
-    assert [row.endswith(" times the file of 0 MB") for row in rows] == [False, False, True, True]
+    assert [row.endswith(" times the file of 9 MB") for row in rows] == [False, False, True, True]
+
+
+@needs_proc
+def test_what_is_loaded_is_of_the_family(tmp_path, monkeypatch):
+    config, loaded = LlamaConfig.load(CONFIGS / "tiny-gemma2.json"), []
+    folder = bench_model.random_checkpoint(tmp_path / "gemma2", config)
+    usual = transformers.PreTrainedModel.from_pretrained.__func__
+    watched = classmethod(lambda kind, *a, **k: (loaded.append(kind), usual(kind, *a, **k))[1])
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", watched)
+    model_parts.load_once("theirs", folder, config, "torch")
+    assert loaded == [transformers.Gemma2ForCausalLM]
 
 
 def test_generate_py_starts_on_the_cpu(command, folder, monkeypatch):
