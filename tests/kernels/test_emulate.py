@@ -56,9 +56,10 @@ CHECKS = [
 @needs_triton
 def test_the_contract_on_compiled_kernels():
     """A few of its checks, as they are compiled for an H100; pytest tests/kernels --emulate sm_90 runs all of them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--emulate", "sm_90"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--emulate", "sm_90"]
     command += [f"tests/kernels/test_norm_contract.py::{check}" for check in CHECKS]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "\n3 passed in " in done.stdout  # none is skipped
+    assert "\nnorm triton: triton, compiled for sm_90, on an emulated one\n" in done.stdout
+    assert "= 3 passed in " in done.stdout  # none is skipped

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from filelock import FileLock
 
 import kernels
+from kernels.emulated import emulated_gpu
 from scripts import loss_parity
 from tests.helpers import CPU, needs_triton
 from tests.kernels import contract
@@ -223,9 +225,22 @@ class Forked:
     returncode = property(poll)
 
 
+class Ended(Forked):
+    """In place of subprocess.Popen: a run that failed at once."""
+
+    def __init__(self):
+        self.process = SimpleNamespace(exitcode=2, join=lambda: None)
+        self.terminate = lambda: None
+
+
+STREAM = pytest.param("float32", "bfloat16", marks=pytest.mark.skipif(emulated_gpu() is None, reason="--emulate"))
+
+
 @needs_triton
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatch, command, dtype):
+@pytest.mark.parametrize(("dtype", "norm_dtype"), [("float32", None), ("bfloat16", None), STREAM])
+def test_a_real_run_finds_the_impostor_and_draws_the_curves(
+    tmp_path, monkeypatch, command, pytestconfig, dtype, norm_dtype
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loss_parity.subprocess, "Popen", Forked)
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog sat on the log\n" * 200)
@@ -243,6 +258,8 @@ def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatc
         )
     )
     arguments = f"--config config.json --data text.txt --steps 20 --batch-size 8 --block-size 32 --dtype {dtype}"
+    arguments += f" --emulate {pytestconfig.getoption('--emulate')}"
+    arguments += f" --norm-dtype {norm_dtype}" if norm_dtype else ""
     code, out, _ = command(loss_parity.main, *arguments.split(), "--norms", "triton", "--out", "parity")
     result = json.loads((tmp_path / "parity/parity.json").read_text())
     assert (code, result["parity"], result["dtype"]) == (0, True, dtype), out
@@ -254,6 +271,16 @@ def test_a_real_run_finds_the_impostor_and_draws_the_curves(tmp_path, monkeypatc
         assert about["arguments"].items() >= {"seed": 1337, "warmup": 4, "eval_interval": 20}.items()
     assert result["verdicts"]["impostor"]["first_step_over"] == 0
     assert (tmp_path / "parity/parity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_runs_emulate_the_gpu_that_is_named(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kernels.emulated.emulate", lambda name: None)
+    started = []
+    monkeypatch.setattr(loss_parity.subprocess, "Popen", lambda flags, **_: started.append(flags) or Ended())
+    code, _, err = command(loss_parity.main, "--norms", "torch", "--emulate", "sm_90", "--out", "parity")
+    assert (code, err.splitlines()[-1]) == (2, "error: train.py --norm reference failed: no output")
+    assert started[0][started[0].index("--emulate") + 1] == "sm_90"
 
 
 @pytest.mark.parametrize(("found", "norms"), [(object(), "reference,torch,triton"), (None, "reference,torch")])
