@@ -223,6 +223,8 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
             for at in range(int(size)):
                 bytes_read[:, at] = _load_global(blocks, sources[those] + at, 1, mask=reading)
             words[those] = bytes_read.view(WORDS[width])[:, 0]
+        if blocks.counts:
+            blocks.counts.access("shared", "store", blocks, targets, full, width)
         blocks.copy(index, words, width, full)
 
     return copy

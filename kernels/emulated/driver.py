@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
+from kernels.emulated.counts import Counts
 from kernels.emulated.gpus import GPUS
 from kernels.emulated.machine import Machine
 from kernels.emulated.memory import GlobalMemory
@@ -79,16 +82,28 @@ class EmulatedDriver:
         pass
 
 
+@contextlib.contextmanager
+def counting() -> Iterator[list[Counts]]:
+    """Count what launches do: the list that it gives grows by one for each. They take several times as long."""
+    before, Launcher.counted = Launcher.counted, []
+    try:
+        yield Launcher.counted
+    finally:
+        Launcher.counted = before
+
+
 class Launcher:
     """Launches of one compiled kernel."""
 
     workers = ThreadPoolExecutor(torch.get_num_threads())
+    counted: list[Counts] | None = None  # None: nobody counts
 
     def __init__(self, source: Any, metadata: Any) -> None:
         path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ptx")
         if path is None:
             raise EmulationError(f"{metadata.name}: Triton's cache does not hold its PTX; was it removed?")
         self.machine = Machine(parse(Path(path).read_text()), metadata.shared)
+        self.kernel = metadata.name
         self.names = list(source.fn.arg_names)
         self.types = list(source.signature.values())
 
@@ -102,8 +117,16 @@ class Launcher:
             for name, kind, value in zip(self.names, self.types, args, strict=True)
             if kind != "constexpr"
         ]
-        if x * y * z:
+        if not x * y * z:
+            return
+        if self.counted is None:
             self.machine.run((x, y, z), bits, memory, workers=self.workers)
+        else:
+            counts = Counts(self.kernel, (x, y, z))
+            named = zip(self.names, args, strict=True)
+            counts.tensors = {name: tuple(value.shape) for name, value in named if isinstance(value, torch.Tensor)}
+            self.machine.run((x, y, z), bits, memory, counts)
+            self.counted.append(counts)
 
 
 def argument_bits(memory: GlobalMemory, name: str, kind: str, value: Any) -> int:
