@@ -33,13 +33,13 @@ CLASS_OF = {  # what computes is "float" or "integer"
 class Counts:
     """What one launch did.
 
-    `tensors` are the shapes of its tensors by the kernel's names for them. Where two share a storage, accesses count
-    for the first.
+    `tensors` has the shapes and the bytes of an element of its tensors, by the kernel's names for them. Where two share a
+    storage, accesses count for the first.
     """
 
     def __init__(self, kernel: str = "", grid: tuple[int, ...] = ()) -> None:
         self.kernel, self.grid = kernel, grid
-        self.tensors: dict[str, tuple[int, ...]] = {}
+        self.tensors: dict[str, tuple[tuple[int, ...], int]] = {}
         self.sectors: Counter[tuple[str, str]] = Counter()  # by tensor and "load", "store" or "atomic", each warp's own
         self.bytes: Counter[tuple[str, str]] = Counter()  # that threads asked for
         self.wavefronts = 0  # passes over shared memory

@@ -111,22 +111,24 @@ class Launcher:
         self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
         enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
-        memory = GlobalMemory()
-        bits = [
-            argument_bits(memory, name, kind, value)
-            for name, kind, value in zip(self.names, self.types, args, strict=True)
-            if kind != "constexpr"
-        ]
-        if not x * y * z:
-            return
-        if self.counted is None:
-            self.machine.run((x, y, z), bits, memory, workers=self.workers)
-        else:
-            counts = Counts(self.kernel, (x, y, z))
-            named = zip(self.names, args, strict=True)
-            counts.tensors = {name: tuple(value.shape) for name, value in named if isinstance(value, torch.Tensor)}
-            self.machine.run((x, y, z), bits, memory, counts)
-            self.counted.append(counts)
+        args += (None,) * (len(self.names) - len(args))  # constants at the end, which CUDA's launcher does without too
+        with torch._C.DisableTorchFunction():  # tensors may say that they are elsewhere (scripts/as_cuda.py)
+            memory = GlobalMemory()
+            bits = [
+                argument_bits(memory, name, kind, value)
+                for name, kind, value in zip(self.names, self.types, args, strict=True)
+                if kind != "constexpr"
+            ]
+            if not x * y * z:
+                return
+            if self.counted is None:
+                self.machine.run((x, y, z), bits, memory, workers=self.workers)
+            else:
+                counts = Counts(self.kernel, (x, y, z))
+                tensors = {name: value for name, value in zip(self.names, args, strict=True) if torch.is_tensor(value)}
+                counts.tensors = {name: (tuple(each.shape), each.element_size()) for name, each in tensors.items()}
+                self.machine.run((x, y, z), bits, memory, counts)
+                self.counted.append(counts)
 
 
 def argument_bits(memory: GlobalMemory, name: str, kind: str, value: Any) -> int:

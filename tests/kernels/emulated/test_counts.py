@@ -212,7 +212,7 @@ launch()
 assert (len(launches), len(inner)) == (2, 1), (len(launches), len(inner))
 for counts in launches:
     assert (counts.kernel, counts.grid) == ("double", (4, 1, 1)), (counts.kernel, counts.grid)
-    assert counts.tensors == {"x_ptr": (1024,), "out_ptr": (1024,)}, counts.tensors
+    assert counts.tensors == {"x_ptr": ((1024,), 4), "out_ptr": ((1024,), 4)}, counts.tensors
     assert counts.sectors == {("x_ptr", "load"): 128, ("out_ptr", "store"): 128}, counts.sectors
     assert counts.sector_bytes("out_ptr") == 4096
 """
