@@ -21,6 +21,10 @@ Which tensor an instruction belongs to is known from the source position that it
 there from Triton's intermediate code. An instruction without a position (AMD's compiler merges some) is held to the
 least that any access in the kernel must reach; a tensor of x's size with no instruction of its own is a failure.
 
+With --count the kernels run on an emulated GPU (kernels/emulated), on a few rows. The bytes of the sectors that they
+move stand beside those that their text tells (scripts/codegen/counting.py says where they may differ), with
+their passes over shared memory and their instructions. It is no measure of time.
+
 Exit code 0: all of it holds. 1: something failed, as listed.
 """
 
@@ -45,14 +49,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError, kernel_errors
+from kernels.emulated.gpus import GPUS
 from kernels.form import FORMS
 from model.cli import Parser, make_folder, positive, run, say, whole_numbers
-from scripts.codegen.targets import CASES, N_ROWS, SHAPE, TARGETS, version_of
+from scripts.codegen.targets import CASES, N_ROWS, TARGETS, version_of
 
 MAX_THREADS = 1024  # of a block, on all of them
 MARGIN = 1.01  # times the floor
 READ_ONCE = 8192  # the widest rows that every pass must read once; half of it where rows aren't aligned
 PLAIN = ("bfloat16", "float16", "float32")  # the other cases share their tiles, and take a few widths only
+COUNTED = ("bfloat16", "float32")  # by --count
 FEW_WIDTHS = (256, 4096, 65536)
 PASSES = ("forward", "add_forward", "backward", "add_backward")
 WIDTHS = sorted([2**i for i in range(6, 18)] + [768, 1000, 1001, 5120, 8191, 14336, 32767, 40000])  # not all aligned
@@ -105,6 +111,7 @@ def parse_args() -> argparse.Namespace:
     add("--widths", type=whole_numbers, help=f"D (default: 64 to 131072; {few} for other cases than {plain})")
     add("--jobs", type=positive(int), default=os.cpu_count(), help="processes")
     add("--json", type=Path, help="file for all of the figures")
+    add("--count", action="store_true", help="run the kernels on an emulated GPU instead, and count what they ask for")
     add("--verbose", action="store_true", help="a line for each kernel and target as well")
     return parser.parse_args()
 
@@ -115,7 +122,8 @@ if __name__ == "__main__":
 import torch
 from tqdm import tqdm
 
-from scripts.codegen.assembly import Access, accesses_of, instructions_of, registers_of
+from scripts.codegen import counting
+from scripts.codegen.assembly import Access, accesses_of, bytes_told, instructions_of, kind_of, registers_of
 from scripts.codegen.offline_gpu import Launch, launches_of
 
 
@@ -146,22 +154,12 @@ def compile_and_check(target: str, case_name: str, width: int, steps: list[str],
     return found
 
 
-def kind_of(tensor: torch.Tensor, width: int) -> str:
-    """tile: of x's size. row: one row of it. sums: the partial sums. column: a value for each row."""
-    shape = tuple(tensor.shape)
-    if shape == SHAPE:
-        return "column"
-    if shape == (width,):
-        return "row"
-    return "tile" if tensor.numel() == N_ROWS * width else "sums"
-
-
 def inspect(launch: Launch, target: str, step: str, case: str, width: int, floor: float) -> Kernel:
     """Everything that is checked of one kernel."""
     compiled, gpu = launch.compiled, TARGETS[target]
     assembly = compiled.asm["amdgcn" if gpu.backend == "hip" else "ptx"]
     accesses = accesses_of(launch)
-    kinds = {access.pointer: kind_of(launch.args[access.pointer], width) for access in accesses}
+    kinds = {access.pointer: kind_of(access.pointer, launch.args[access.pointer].shape, width) for access in accesses}
     tile, threads = f"{launch.args['ROWS']}x{launch.args['COLS']}", compiled.metadata.num_warps * gpu.warp_size
     registers, spill = registers_of(compiled)
     faults = [spill] if spill else []
@@ -194,23 +192,10 @@ def inspect(launch: Launch, target: str, step: str, case: str, width: int, floor
     if float64:
         faults.append(f"has {float64} instructions in float64")
 
-    programs, columns = (*launch.grid, 1)[:2]
-    moved, asked, sums = 0.0, 0.0, 0.0
-    for access in accesses:
-        covered_rows = min(programs * access.row_steps * access.shape[0], N_ROWS)
-        covered_cols = min(columns * access.col_steps * access.shape[1], width)
-        size = access.bits / 8
-        kind = kinds[access.pointer]
-        if kind == "tile":
-            moved += size * covered_rows * covered_cols
-        elif kind == "column":
-            moved += size * covered_rows * columns * access.col_steps
-        elif kind == "row":
-            moved += size * covered_cols
-            asked += size * covered_cols * (programs * access.row_steps - 1)
-        else:
-            sums += 2 * size * covered_cols * programs * access.row_steps
-    moved, asked, sums = (total / (N_ROWS * width) for total in (moved, moved + asked, sums))
+    told = bytes_told(launch, accesses, width, N_ROWS)
+    moved = told["tile"] + told["column"] + told["row once"]
+    asked, sums = moved + told["row"] - told["row once"], 2 * told["sums"]
+    moved, asked, sums = (total / (N_ROWS * width) for total in (moved, asked, sums))
 
     def least_of(*wanted: str) -> int:
         return min((bits for name, bits in narrowest.items() if kinds.get(name) in wanted), default=0)
@@ -259,6 +244,47 @@ def line_of(kernels: list[Kernel], label: str) -> str:
     )
 
 
+def work_off(function: Callable[..., Any], tasks: list[tuple], jobs: int) -> list[Any]:
+    """The results of function(*task), in any order."""
+    found = []
+    with (
+        tempfile.TemporaryDirectory() as cache,  # Triton's own may hold kernels from before a line moved
+        ProcessPoolExecutor(jobs, get_context("spawn"), set_cache, (cache,)) as pool,
+    ):
+        waiting = {pool.submit(function, *task): task for task in tasks}
+        try:
+            for done in tqdm(as_completed(waiting), total=len(tasks), unit="call", disable=None):
+                found.append(done.result())
+                del waiting[done]
+        except BrokenProcessPool:
+            suspects = "; ".join(" ".join(map(str, task[:3])) for task in list(waiting.values())[: jobs + 1])
+            raise InputError(f"the compiler took its process down at one of: {suspects}; try them alone") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return found
+
+
+def count_all(args: argparse.Namespace, targets: list[str], widths: list[int]) -> None:
+    """Print what the kernels ask for, counted as they run; of several targets sm_90, or the first that is emulated."""
+    target = "sm_90" if "sm_90" in targets else next((name for name in targets if name in GPUS), None)
+    if target is None or args.form:
+        raise InputError(f"--count takes a target out of {','.join(GPUS)}, and forms by --cases, not by --form")
+    cases = args.cases or COUNTED
+    tasks = [(target, step, case, width) for width in widths for case in cases for step in args.passes]
+    found = work_off(counting.count, tasks, args.jobs)
+    found.sort(key=lambda one: (args.passes.index(one.step), cases.index(one.case), one.width))
+    if args.json:
+        args.json.write_text(json.dumps({"target": target, "counted": [asdict(one) for one in found]}, indent=1) + "\n")
+    for step in args.passes:
+        print(counting.HEADER)
+        print(*[counting.line_of(one) for one in found if one.step == step], sep="\n")
+    failed = [one for one in found if one.faults]
+    for one in failed:
+        print(f"FAILS {target} {one.step} {one.case} D={one.width}: {'; '.join(one.faults)}")
+    print(f"{len(found)} passes as compiled for {target}: {f'{len(failed)} fail' if failed else 'all agree'}")
+    sys.exit(1 if failed else 0)
+
+
 def main() -> None:
     args = parse_args()
     if args.json:
@@ -277,6 +303,8 @@ def main() -> None:
             raise InputError(f"{text}; drop these, or upgrade Triton")
         say(text)
     targets, widths = args.targets or known, args.widths or WIDTHS
+    if args.count:
+        return count_all(args, targets, widths)
     tasks = [
         (target, case, width, args.passes, args.form)
         for width in widths
@@ -284,22 +312,7 @@ def main() -> None:
         for target in targets
         if args.cases or args.widths or case in PLAIN or width in FEW_WIDTHS
     ]
-    found: list[Kernel] = []
-    with (
-        tempfile.TemporaryDirectory() as cache,  # Triton's own may hold kernels from before a line moved
-        ProcessPoolExecutor(args.jobs, get_context("spawn"), set_cache, (cache,)) as pool,
-    ):
-        waiting = {pool.submit(compile_and_check, *task): task for task in tasks}
-        try:
-            for done in tqdm(as_completed(waiting), total=len(tasks), unit="call", disable=None):
-                found += done.result()
-                del waiting[done]
-        except BrokenProcessPool:
-            suspects = "; ".join(" ".join(map(str, task[:3])) for task in list(waiting.values())[: args.jobs + 1])
-            raise InputError(f"the compiler took its process down at one of: {suspects}; try them alone") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
+    found: list[Kernel] = list(chain(*work_off(compile_and_check, tasks, args.jobs)))
     order = [list(PASSES), list(CASES), sorted(widths), list(TARGETS)]
     found.sort(key=lambda k: [row.index(v) for row, v in zip(order, (k.step, k.case, k.width, k.target), strict=True)])
     if args.json:

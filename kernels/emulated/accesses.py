@@ -262,6 +262,8 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
             for at in range(int(size)):
                 bytes_read[:, at] = _load_global(blocks, sources[those] + at, 1, mask=reading)
             words[those] = bytes_read.view(WORDS[width])[:, 0]
+        if blocks.counts:
+            blocks.counts.access("shared", "store", blocks, targets, full, width)
         _begin_copy(blocks, index, words, width, mask=full)
 
     return copy
@@ -329,19 +331,24 @@ ATOMIC: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
-    """Threads take turns, in the order of their numbers. A GPU's order is open, and so are its sums' last bits."""
+    """Threads take turns, in the order of their numbers. A GPU's order is open, and so are its sums' last bits.
+
+    Of a vector (.v2, .v4, .v8) each element is changed by itself.
+    """
     parts = instruction.parts
     returns = parts[0] == "atom"
     name = next((part for part in parts if part in ATOMIC or part == "cas"), None)
     kind = parts[-1]
-    if name is None or space_of(instruction) != "global" or kind not in DTYPES or any(p in ("v2", "v4") for p in parts):
+    if name is None or space_of(instruction) != "global" or kind not in DTYPES:
         return None
     dtype = DTYPES[kind]
     width = dtype.itemsize
     place, *values = instruction.operands[1 if returns else 0 :]
     read_address = operands.address(place)
-    reads = [operands.read(value, dtype) for value in values]
-    write = operands.write(instruction.operands[0], dtype) if returns else None
+    reads = [[operands.read(each, dtype) for each in operands.vector(value)] for value in values]
+    count = len(reads[0])
+    names = operands.vector(instruction.operands[0]) if returns else []
+    writes = [operands.write(each, dtype) for each in names]
     compute = _on_kind(ATOMIC.get(name, lambda old, new: new), kind)
 
     def step(blocks: Blocks, mask: Array | None) -> None:
@@ -350,23 +357,33 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
         addresses, mask = _active(blocks, read_address(blocks), mask)
         if not addresses.size:
             return
-        given = [blocks.full(read(blocks))[mask] for read in reads]
         if blocks.counts:
-            blocks.counts.access("global", "atomic", blocks, addresses, mask, width)
-        words, index = _change_global(blocks, addresses, width, mask=mask)
-        memory = words.view(dtype)
-        before = np.empty(len(index), dtype)
-        for lane, at in enumerate(index):
-            old = memory[at : at + 1].copy()
-            before[lane] = old[0]
-            if name == "cas":
-                memory[at] = given[1][lane] if old[0] == given[0][lane] else old[0]
-            else:
-                memory[at : at + 1] = compute(old, given[0][lane : lane + 1])
-        if write:
-            write(blocks, _everywhere(blocks, before, mask), mask)
+            blocks.counts.access("global", "atomic", blocks, addresses, mask, width * count)
+        for part in range(count):
+            given = [blocks.full(value[part](blocks))[mask] for value in reads]
+            words, index = _change_global(blocks, addresses + part * width, width, mask=mask)
+            memory = words.view(dtype)
+            before = np.empty(len(index), dtype)
+            for turn in _turns(index):
+                at = index[turn]
+                before[turn] = old = memory[at]
+                if name == "cas":
+                    memory[at] = np.where(old == given[0][turn], given[1][turn], old)
+                else:
+                    memory[at] = compute(old, given[0][turn])
+            if writes:
+                writes[part](blocks, _everywhere(blocks, before, mask), mask)
 
     return step
+
+
+def _turns(index: Array) -> list[Array]:
+    """Lanes by whose turn it is at their word: no turn has a word twice, and the lanes of a word keep their order."""
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    turn = np.arange(len(index)) - np.repeat(first, np.diff(np.append(first, len(index))))
+    return [order[turn == number] for number in range(int(turn.max()) + 1)]
 
 
 def _on_kind(compute: Callable[[Array, Array], Array], kind: str) -> Callable[[Array, Array], Array]:

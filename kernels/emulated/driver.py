@@ -15,6 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
+from kernels.emulated.counts import Counts
 from kernels.emulated.gpus import GPUS
 from kernels.emulated.machine import Machine
 from kernels.emulated.memory import GlobalMemory
@@ -85,17 +86,29 @@ class EmulatedDriver:
         pass
 
 
+@contextmanager
+def counting() -> Iterator[list[Counts]]:
+    """Count what launches do: the list that it gives grows by one for each. They take several times as long."""
+    before, Launcher.counted = Launcher.counted, []
+    try:
+        yield Launcher.counted
+    finally:
+        Launcher.counted = before
+
+
 class Launcher:
     """Launches of one compiled kernel."""
 
     workers = ThreadPoolExecutor(torch.get_num_threads())
     chosen: ClassVar[list[Callable[[int], Sequence[int]]]] = []  # by only_blocks
+    counted: list[Counts] | None = None  # None: nobody counts
 
     def __init__(self, source: Any, metadata: Any) -> None:
         path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ptx")
         if path is None:
             raise EmulationError(f"{metadata.name}: Triton's cache does not hold its PTX; was it removed?")
         self.machine = Machine(parse(Path(path).read_text()), metadata.shared)
+        self.kernel = metadata.name
         self.kinds = source.signature  # of each argument that a launch gives, by its name
         self.constants = {"constexpr", *(name for name in source.constants if isinstance(name, str))}
 
@@ -103,15 +116,24 @@ class Launcher:
         self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
         enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
-        memory = GlobalMemory()
-        bits = [
-            argument_bits(memory, name, kind, value)
-            for (name, kind), value in zip(self.kinds.items(), args, strict=True)
-            if not {name, kind} & self.constants  # Triton 3.2 names the arguments that are 1 there
-        ]
-        if x * y * z:
+        args += (None,) * (len(self.kinds) - len(args))  # constants at the end, which CUDA's launcher does without too
+        with torch._C.DisableTorchFunction():  # tensors may say that they are elsewhere (scripts/as_cuda.py)
+            memory = GlobalMemory()
+            bits = [
+                argument_bits(memory, name, kind, value)
+                for (name, kind), value in zip(self.kinds.items(), args, strict=True)
+                if not {name, kind} & self.constants  # Triton 3.2 names the arguments that are 1 there
+            ]
+            if not x * y * z:
+                return
             only = self.chosen[-1](x * y * z) if self.chosen else None
-            self.machine.run((x, y, z), bits, memory, only=only, workers=self.workers)
+            counts = None
+            if self.counted is not None:
+                counts = Counts(self.kernel, (x, y, z))
+                tensors = {name: value for name, value in zip(self.kinds, args, strict=True) if torch.is_tensor(value)}
+                counts.tensors = {name: (tuple(each.shape), each.element_size()) for name, each in tensors.items()}
+                self.counted.append(counts)
+            self.machine.run((x, y, z), bits, memory, counts, only, self.workers)
 
 
 @contextmanager

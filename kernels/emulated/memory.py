@@ -28,13 +28,16 @@ SEVERAL = 63  # instead of the one warp that read a place
 
 
 class Threads(Protocol):
-    """What memory asks the blocks (blocks.py) whose threads use it."""
+    """What memory and counts ask the blocks (blocks.py) whose threads use them."""
 
     shape: tuple[int, int]  # (C, T): blocks, and threads of each
     ids: Array  # (C, 1)
     barriers: Array  # (C, 1), that each block has passed
     warps: Array  # (1, T)
-    synchronises: bool
+    synchronises: bool  # by atomic instructions, so that blocks may read what others wrote
+    memory: GlobalMemory
+
+    def full(self, array: Array) -> Array: ...
 
     def thread(self, lane: int, mask: Array | None, shape: tuple[int, ...]) -> tuple[int, int]: ...
 

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,6 +51,37 @@ def accesses_of(launch: Launch) -> list[Access]:
             raise ValueError(f"{access.pointer} is read back with no barrier after it was stored to")
         found.append(access)
     return found
+
+
+def kind_of(name: str, shape: tuple[int, ...], width: int) -> str:
+    """Of a tensor of our kernels. tile: of x's size. row: one row of it. sums: the partial sums. column: one a row."""
+    if name == "partial_ptr":
+        return "sums"
+    if tuple(shape) == (width,):
+        return "row"
+    return "tile" if len(shape) == 3 and shape[-1] == width else "column"
+
+
+def bytes_told(launch: Launch, accesses: list[Access], width: int, n_rows: int) -> Counter[str]:
+    """Bytes of all loads and stores, loops included and columns past D not, by the kind of the tensor.
+
+    "row once" is what is left of "row" if all programs find it in the cache but the first.
+    """
+    programs, columns = (*launch.grid, 1)[:2]
+    told: Counter[str] = Counter()
+    for access in accesses:
+        kind = kind_of(access.pointer, launch.args[access.pointer].shape, width)
+        covered_rows = min(programs * access.row_steps * access.shape[0], n_rows)
+        covered_cols = min(columns * access.col_steps * access.shape[1], width)
+        size = access.bits // 8
+        if kind == "tile":
+            told[kind] += size * covered_rows * covered_cols
+        elif kind == "column":
+            told[kind] += size * covered_rows * columns * access.col_steps
+        else:
+            told[kind] += size * covered_cols * programs * access.row_steps
+            told[f"{kind} once"] += size * covered_cols
+    return told
 
 
 class _Reader:

@@ -77,26 +77,34 @@ def kernels_for(target: str) -> ModuleType:
     return triton_rms_norm
 
 
-def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[Launch], float, float]:
-    """The compiled kernels of a pass, its floor, and what it may read again, both in bytes an element.
+def launches_of(step: str, target: str, case: Case, width: int, shape: tuple[int, int] = SHAPE) -> tuple[
+    list[Launch], float, float
+]:  # fmt: skip
+    """The compiled kernels of a pass, its floor, and what it may read again, both in bytes an element."""
+    kernels, CompileOnly.launches = kernels_for(target), []
+    floor, again = launch(kernels, step, case, width, shape, "meta")
+    return CompileOnly.launches, floor, again
+
+
+def launch(
+    kernels: ModuleType, step: str, case: Case, width: int, shape: tuple[int, int], device: str
+) -> tuple[float, float]:
+    """Launch the kernels of a pass; its floor, and what it may read again, both in bytes an element.
 
     The floor is the least that it must move. Rows too wide for one tile are read again: h in forward, h and dy in
     backward.
     """
-    kernels, CompileOnly.launches = kernels_for(target), []
-
-    def rows(*names: str) -> list[torch.Tensor]:
-        return [empty(getattr(torch, name)) for name in names]
 
     def empty(dtype: torch.dtype) -> torch.Tensor:
         if case.strided:
-            return torch.empty(SHAPE[1], SHAPE[0], width, dtype=dtype, device="meta").transpose(0, 1)
-        return torch.empty(*SHAPE, width, dtype=dtype, device="meta")
+            return torch.ones(shape[1], shape[0], width, dtype=dtype, device=device).transpose(0, 1)
+        return torch.ones(*shape, width, dtype=dtype, device=device)
 
-    x, residual = rows(case.x, case.residual if step.startswith("add") else case.x)
-    weight = torch.empty(width, dtype=getattr(torch, case.weight), device="meta") if case.weight else None
+    names = (case.x, case.residual if step.startswith("add") else case.x)
+    x, residual = (empty(getattr(torch, name)) for name in names)
+    weight = torch.ones(width, dtype=getattr(torch, case.weight), device=device) if case.weight else None
     wide = torch.promote_types(x.dtype, residual.dtype)
-    rstd = torch.empty(SHAPE, device="meta")
+    rstd = torch.ones(shape, device=device)
     if step == "forward":
         kernels.launch_forward(x, None, weight, EPS, *case.form)
         tensors = [x.dtype, x.dtype]
@@ -109,4 +117,4 @@ def launches_of(step: str, target: str, case: Case, width: int) -> tuple[list[La
         kernels.launch_backward(dy, dh, h, weight, rstd, *case.form, weight is not None and not case.frozen)
         tensors = [wide] * (3 if dh is None else 4)
     floor = sum(dtype.itemsize for dtype in tensors) + rstd.itemsize / width
-    return CompileOnly.launches, floor, wide.itemsize * (1 if step.endswith("forward") else 2)
+    return floor, wide.itemsize * (1 if step.endswith("forward") else 2)

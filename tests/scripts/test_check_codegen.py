@@ -267,14 +267,14 @@ def inspected(monkeypatch, target="sm_90", ptx=PTX, warps=4, shared=0):
     args |= {
         "y": args["x"],
         "rstd": torch.empty(targets.SHAPE, device="meta"),
-        "sums": torch.empty(8, width, device="meta"),
+        "partial_ptr": torch.empty(8, width, device="meta"),
     }
     accesses = [
         Access(False, "x", 16, (2, width), 3, 1, (10, 1)),
         Access(False, "w", 16, (1, width), 1, 1, (11, 1)),
         Access(True, "y", 16, (2, width), 3, 1, (12, 1)),
         Access(True, "rstd", 32, (2, 1), 3, 1, None),
-        Access(True, "sums", 32, (1, width), 1, 1, None),
+        Access(True, "partial_ptr", 32, (1, width), 1, 1, None),
     ]
     monkeypatch.setattr(check_codegen, "accesses_of", lambda launch: accesses)
     monkeypatch.setattr(check_codegen, "registers_of", lambda compiled: (32, ""))
