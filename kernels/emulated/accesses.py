@@ -333,14 +333,17 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
     returns = parts[0] == "atom"
     name = next((part for part in parts if part in ATOMIC or part == "cas"), None)
     kind = parts[-1]
-    if name is None or space_of(instruction) != "global" or kind not in DTYPES or any(p in ("v2", "v4") for p in parts):
+    if name is None or space_of(instruction) != "global" or kind not in DTYPES:
         return None
     dtype = DTYPES[kind]
-    width = dtype.itemsize
     place, *values = instruction.operands[1 if returns else 0 :]
     read_address = operands.address(place)
-    reads = [operands.read(value, dtype) for value in values]
-    write = operands.write(instruction.operands[0], dtype) if returns else None
+    reads = [[operands.read(part, dtype) for part in operands.vector(value)] for value in values]
+    writes = [operands.write(part, dtype) for part in operands.vector(instruction.operands[0])] if returns else []
+    count = len(reads[0])  # neighbours that a thread changes at once
+    width = count * dtype.itemsize
+    if width not in WORDS:
+        return None
     compute = _on_kind(ATOMIC.get(name, lambda old, new: new), kind)
 
     def step(blocks: Blocks, mask: Array | None) -> None:
@@ -349,21 +352,22 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
         addresses, mask = _active(blocks, read_address(blocks), mask)
         if not addresses.size:
             return
-        given = [blocks.full(read(blocks))[mask] for read in reads]
         if blocks.counts:
             blocks.counts.access("global", "atomic", blocks, addresses, mask, width)
         words, index = _change_global(blocks, addresses, width, mask=mask)
         memory = words.view(dtype)
-        before = np.empty(len(index), dtype)
-        for lane, at in enumerate(index):
-            old = memory[at : at + 1].copy()
-            before[lane] = old[0]
-            if name == "cas":
-                memory[at] = given[1][lane] if old[0] == given[0][lane] else old[0]
-            else:
-                memory[at : at + 1] = compute(old, given[0][lane : lane + 1])
-        if write:
-            write(blocks, _everywhere(blocks, before, mask), mask)
+        for part in range(count):
+            given = [blocks.full(read[part](blocks))[mask] for read in reads]
+            before = np.empty(len(index), dtype)
+            for lane, at in enumerate(index * count + part):
+                old = memory[at : at + 1].copy()
+                before[lane] = old[0]
+                if name == "cas":
+                    memory[at] = given[1][lane] if old[0] == given[0][lane] else old[0]
+                else:
+                    memory[at : at + 1] = compute(old, given[0][lane : lane + 1])
+            if writes:
+                writes[part](blocks, _everywhere(blocks, before, mask), mask)
 
     return step
 
