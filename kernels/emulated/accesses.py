@@ -342,13 +342,14 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
     if name is None or space_of(instruction) != "global" or kind not in DTYPES:
         return None
     dtype = DTYPES[kind]
-    width = dtype.itemsize
     place, *values = instruction.operands[1 if returns else 0 :]
     read_address = operands.address(place)
-    reads = [[operands.read(each, dtype) for each in operands.vector(value)] for value in values]
-    count = len(reads[0])
-    names = operands.vector(instruction.operands[0]) if returns else []
-    writes = [operands.write(each, dtype) for each in names]
+    reads = [[operands.read(part, dtype) for part in operands.vector(value)] for value in values]
+    writes = [operands.write(part, dtype) for part in operands.vector(instruction.operands[0])] if returns else []
+    count = len(reads[0])  # neighbours that a thread changes at once
+    width = count * dtype.itemsize
+    if width not in WORDS:
+        return None
     compute = _on_kind(ATOMIC.get(name, lambda old, new: new), kind)
 
     def step(blocks: Blocks, mask: Array | None) -> None:
@@ -358,14 +359,15 @@ def _atomic(instruction: Instruction, operands: Operands) -> Step | None:
         if not addresses.size:
             return
         if blocks.counts:
-            blocks.counts.access("global", "atomic", blocks, addresses, mask, width * count)
+            blocks.counts.access("global", "atomic", blocks, addresses, mask, width)
+        words, index = _change_global(blocks, addresses, width, mask=mask)
+        memory = words.view(dtype)
         for part in range(count):
-            given = [blocks.full(value[part](blocks))[mask] for value in reads]
-            words, index = _change_global(blocks, addresses + part * width, width, mask=mask)
-            memory = words.view(dtype)
+            given = [blocks.full(read[part](blocks))[mask] for read in reads]
+            places = index * count + part
             before = np.empty(len(index), dtype)
-            for turn in _turns(index):
-                at = index[turn]
+            for turn in _turns(places):
+                at = places[turn]
                 before[turn] = old = memory[at]
                 if name == "cas":
                     memory[at] = np.where(old == given[0][turn], given[1][turn], old)

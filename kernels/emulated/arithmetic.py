@@ -1,116 +1,212 @@
 """What each arithmetic instruction of PTX computes, on NumPy arrays with one element a thread.
 
-Names and semantics: NVIDIA, Parallel Thread Execution ISA, chapter 9. A register is bits; each instruction says as
-what it reads them. Multiplications and additions are rounded one by one, although ptxas may fuse those without .rn.
+Names and semantics: NVIDIA, Parallel Thread Execution ISA, chapter 9. Multiplications and additions are rounded one by
+one, although ptxas may fuse those without .rn.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
+from kernels.emulated.conversions import WIDE, conversion
+from kernels.emulated.integers import bitwise, integer
+from kernels.emulated.registers import DTYPES, PAIRS, Operation, on_pairs, pack, unpack
 from kernels.emulated.rounding import (
     Array,
     approximate,
+    directed,
     flush,
     fma_float32,
     fma_float64,
     fma_half,
-    from_bfloat16,
-    odd_float32,
-    to_bfloat16,
-    to_float16,
 )
 
-# As what a register is read. bfloat16 has no NumPy type, and packed pairs are taken apart by what computes them.
-DTYPES = {
-    "pred": np.dtype(np.bool_),
-    **{f"{kind}8": np.dtype(dtype) for kind, dtype in (("b", np.uint8), ("u", np.uint8), ("s", np.int8))},
-    **{f"{kind}16": np.dtype(dtype) for kind, dtype in (("b", np.uint16), ("u", np.uint16), ("s", np.int16))},
-    **{f"{kind}32": np.dtype(dtype) for kind, dtype in (("b", np.uint32), ("u", np.uint32), ("s", np.int32))},
-    **{f"{kind}64": np.dtype(dtype) for kind, dtype in (("b", np.uint64), ("u", np.uint64), ("s", np.int64))},
-    "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-    "f16x2": np.dtype(np.uint32), "bf16x2": np.dtype(np.uint32), "f32x2": np.dtype(np.uint64),
-}  # fmt: skip
+__all__ = ["DTYPES", "Operation", "operation", "pack", "unpack"]
 
 
-class Operation(NamedTuple):
-    """compute(*sources) -> result, of arrays that broadcast against each other."""
-
-    compute: Callable[..., Array]
-    sources: tuple[np.dtype, ...]
-    result: np.dtype
+def operation(parts: list[str], count: int) -> Operation | None:
+    """What the instruction with this name (["add", "rn", "f32"]) computes from `count` operands; None: not known."""
+    known = _operation(parts, count)
+    return known if known is not None and len(known.sources) == count else None
 
 
-def operation(parts: list[str]) -> Operation | None:
-    """What the instruction computes whose name has these parts (["add", "rn", "f32"]); None if that is not known."""
+def _operation(parts: list[str], count: int) -> Operation | None:
     base, *modifiers = parts
     if base == "cvt":
-        return _conversion(modifiers)
+        return conversion(modifiers)
     if base == "setp":
         return _comparison(modifiers)
     if not modifiers or modifiers[-1] not in DTYPES:
         return None
     kind = modifiers.pop()
-    if base in ("and", "or", "xor", "not"):
-        return _bitwise(base, kind)
-    if kind[0] == "f" or kind.startswith("bf"):
-        return _floating(base, modifiers, kind)
-    return _integer(base, modifiers, kind)
+    if base in ("and", "or", "xor", "not", "lop3"):
+        return bitwise(base, modifiers, kind)
+    if base == "testp":
+        return _test(modifiers, kind)
+    if kind in FLOATS:
+        return _floating(base, modifiers, kind, count)
+    return integer(base, modifiers, kind)
 
 
 # Floating point
 
-FLOATS: dict[str, tuple[int, Callable[..., Array]]] = {
+FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
+MODES = ("rn", "rz", "rm", "rp")
+Function = Callable[..., Array]
+
+PLAIN: dict[str, tuple[int, Function]] = {  # rounded to the nearest, as IEEE 754 and so NumPy has it
     "add": (2, np.add),
     "sub": (2, np.subtract),
     "mul": (2, np.multiply),
+    "div": (2, np.divide),
+    "rcp": (1, np.reciprocal),
+    "sqrt": (1, np.sqrt),
     "neg": (1, np.negative),
     "abs": (1, np.abs),
-    "min": (2, np.fmin),  # of a number and a NaN, the number
-    "max": (2, np.fmax),
     "copysign": (2, lambda sign, x: np.copysign(x, sign)),
 }
+ONE = np.ones(1)
+FUSED: dict[str, Function] = {"f32": fma_float32, "f32x2": fma_float32, "f64": fma_float64}
+# In float64, of float32 numbers: exact, or rounded to odd, or (a quotient, a root) too near to harm a rounding.
+EXACT: dict[str, Function] = {
+    "add": lambda a, b: fma_half(a, ONE, b),
+    "sub": lambda a, b: fma_half(a, ONE, -b),
+    "mul": np.multiply,
+    "fma": fma_half,
+    "div": np.divide,
+    "rcp": np.reciprocal,
+    "sqrt": np.sqrt,
+}
 # The manual's bounds for float32.
-APPROXIMATE: dict[str, tuple[Callable[[Array], Array], dict[str, float]]] = {
+APPROXIMATE: dict[str, tuple[Function, dict[str, float]]] = {
     "rcp": (np.reciprocal, {"ulps": 1}),
     "sqrt": (np.sqrt, {"relative": 2.0**-23}),
     "rsqrt": (lambda x: 1 / np.sqrt(x), {"relative": 2.0**-22.9}),
-    "ex2": (np.exp2, {"relative": 2.0**-22}),
-    "lg2": (np.log2, {"absolute": 2.0**-22.6}),
-    "sin": (np.sin, {"absolute": 2.0**-20.9}),
-    "cos": (np.cos, {"absolute": 2.0**-20.9}),
+    "ex2": (np.exp2, {"ulps": 2}),
+    "sin": (np.sin, {"absolute": 2.0**-20.5}),
+    "cos": (np.cos, {"absolute": 2.0**-20.5}),
+    "lg2": (np.log2, {"absolute": 2.0**-22}),
     "tanh": (np.tanh, {"relative": 2.0**-11}),
 }
-EXACT = {"rcp": np.reciprocal, "sqrt": np.sqrt, "div": np.divide}
+# Their bounds for other arguments.
+ELSEWHERE: dict[str, tuple[Callable[[Array], Array], dict[str, float]]] = {
+    "sin": (lambda x: np.abs(x) > 2 * np.pi, {"absolute": 2.0**-14.7}),
+    "cos": (lambda x: np.abs(x) > 2 * np.pi, {"absolute": 2.0**-14.7}),
+    "lg2": (lambda x: (x <= 0.5) | (x >= 2), {"relative": 2.0**-22}),
+}
 
 
-def _floating(base: str, modifiers: list[str], kind: str) -> Operation | None:
-    if "f32" in modifiers and kind in ("f16", "bf16"):
-        return _mixed(base, [part for part in modifiers if part != "f32"], kind)
-    known = {"rn", "ftz", "approx", "full", "NaN", "sat", "lo"}
-    if not known.issuperset(modifiers):  # another direction of rounding, say
+def _floating(base: str, modifiers: list[str], kind: str, count: int) -> Operation | None:
+    allowed = {"sat"} if kind not in ("f64", "bf16", "bf16x2") else set()
+    allowed |= {"ftz"} if kind in ("f32", "f32x2") else set()
+    if base in ("min", "max"):
+        return _extreme(base, modifiers, kind, count, allowed | {"NaN", "abs", "xorsign"})
+    if {"approx", "full"} & set(modifiers):
+        return _approximation(base, modifiers, kind)
+    base = "fma" if base == "mad" else base
+    allowed |= {"relu"} if base == "fma" and kind in WIDE else set()
+    if modifiers[-1:] == ["f32"] and kind in ("f16", "bf16"):
+        return _mixed(base, modifiers[:-1], kind)
+    modes = [part for part in modifiers if part in MODES]
+    if not allowed.issuperset(set(modifiers) - set(modes)) or len(modes) > 1:
         return None
-    if base in ("fma", "mad"):
-        return _fused(kind, modifiers)
-    if base in APPROXIMATE and "approx" in modifiers and kind == "f32":
-        function, bound = APPROXIMATE[base]
-        return _float_operation(1, lambda x: approximate(function(x.astype(np.float64)), **bound), kind, modifiers)
-    if base == "rsqrt" and kind == "f64" and "approx" in modifiers:  # no bound in the manual; CUDA's rsqrt has 1 ulp
-        return _float_operation(1, lambda x: 1 / np.sqrt(x), kind, modifiers)
-    if base == "div" and kind == "f32" and {"approx", "full"} & set(modifiers):
-        return _float_operation(2, _divide if "full" in modifiers else _divide_in_range, kind, modifiers)
-    if base in EXACT and "rn" in modifiers and kind in ("f32", "f64"):
-        return _float_operation(2 if base == "div" else 1, EXACT[base], kind, modifiers)
-    if base not in FLOATS or {"approx", "full"} & set(modifiers):
+    if base in ("div", "rcp", "sqrt") and (not modes or kind not in ("f32", "f64")):
+        return None  # they name how they round
+    if modes and modes != ["rn"]:
+        if base not in EXACT or kind not in ("f32", "f32x2"):
+            return None
+        arity, function = 3 if base == "fma" else PLAIN[base][0], _rounded(base, modes[0])
+    elif base == "fma":
+        arity, function = 3, FUSED.get(kind, fma_half)
+    elif base in PLAIN:
+        arity, function = PLAIN[base]
+    else:
         return None
-    arity, function = FLOATS[base]
-    if "NaN" in modifiers:
-        function = {"min": np.minimum, "max": np.maximum}[base]
     return _float_operation(arity, function, kind, modifiers)
+
+
+def _rounded(base: str, mode: str) -> Function:
+    """A function of float32 numbers that is rounded in a direction."""
+    exact = EXACT[base]
+    narrow = directed(mode, lambda x: x.astype(np.float64), lambda x: x.astype(np.float32))
+
+    def compute(*sources: Array) -> Array:
+        wide = [source.astype(np.float64) for source in sources]
+        result = exact(*wide)
+        if mode == "rm" and base in ("add", "sub", "fma"):  # the sum of opposite numbers is -0 then
+            last = -wide[-1] if base == "sub" else wide[-1]
+            first = wide[0] * wide[1] if base == "fma" else wide[0]
+            result = np.where((result == 0) & (np.signbit(first) | np.signbit(last)), -0.0, result)
+        return narrow(result)
+
+    return compute
+
+
+def _mixed(base: str, modifiers: list[str], kind: str) -> Operation | None:
+    """add.f32.bf16 and its like: all but the last operand are in half precision, the sum is in float32."""
+    function = {"add": np.add, "sub": np.subtract, "fma": fma_float32}.get(base)
+    if function is None or not {"rn", "sat"} >= set(modifiers):
+        return None
+    narrow = 2 if base == "fma" else 1
+    widen = WIDE[kind][0]
+
+    def compute(*sources: Array) -> Array:
+        return function(*map(widen, sources[:-1]), sources[-1])
+
+    computed = _saturating(compute) if "sat" in modifiers else compute
+    return Operation(computed, (DTYPES[kind],) * narrow + (DTYPES["f32"],), DTYPES["f32"])
+
+
+def _extreme(base: str, modifiers: list[str], kind: str, count: int, allowed: set[str]) -> Operation | None:
+    """min and max, of two or (sm_100) three numbers. Of a number and a NaN they are the number, unless .NaN."""
+    if not (allowed - {"sat"}).issuperset(modifiers) or count not in (2, 3):
+        return None
+
+    def two(a: Array, b: Array) -> Array:
+        first = (a < b) | ((a == b) & np.signbit(a))  # -0 is less than +0
+        result = np.where(first == (base == "min"), a, b)
+        a_missing, b_missing = np.isnan(a), np.isnan(b)
+        if "NaN" in modifiers:
+            return np.where(a_missing | b_missing, a.dtype.type(np.nan), result)
+        return np.where(a_missing, b, np.where(b_missing, a, result))
+
+    def compute(*sources: Array) -> Array:
+        result = two(*(np.abs(x) for x in sources[:2]) if "abs" in modifiers else sources[:2])
+        if len(sources) == 3:
+            result = two(result, np.abs(sources[2]) if "abs" in modifiers else sources[2])
+        if "xorsign" in modifiers:
+            return np.copysign(
+                result, np.where(np.signbit(sources[0]) ^ np.signbit(sources[1]), -1, 1).astype(result.dtype)
+            )
+        return result
+
+    return _float_operation(count, compute, kind, modifiers)
+
+
+def _approximation(base: str, modifiers: list[str], kind: str) -> Operation | None:
+    if (base, kind) == ("rsqrt", "f64") and modifiers == ["approx"]:  # the manual gives no bound
+        return _float_operation(1, lambda x: 1 / np.sqrt(x), kind, modifiers)
+    if kind != "f32" or set(modifiers) not in ({"approx"}, {"approx", "ftz"}, {"full"}, {"full", "ftz"}):
+        return None
+    if base == "div":
+        return _float_operation(2, _divide if "full" in modifiers else _divide_in_range, kind, modifiers)
+    if base not in APPROXIMATE or "full" in modifiers:
+        return None
+    function, bound = APPROXIMATE[base]
+
+    def compute(x: Array) -> Array:
+        exact = function(x.astype(np.float64))
+        result = approximate(exact, **bound)
+        if base in ELSEWHERE:
+            other, other_bound = ELSEWHERE[base]
+            result = np.where(other(x), approximate(exact, **other_bound), result)
+        known = (x == 0) | np.isinf(x)  # for these arguments the manual gives the result
+        return np.where(known, exact.astype(np.float32), result)
+
+    return _float_operation(1, compute, kind, modifiers)
 
 
 def _divide(a: Array, b: Array) -> Array:
@@ -121,44 +217,30 @@ def _divide_in_range(a: Array, b: Array) -> Array:
     """div.approx, which for a divisor beyond 2^126 gives 0."""
     quotient = _divide(a, b)
     far = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
-    return np.where(far, np.where(np.isinf(a), np.float32(np.nan), np.float32(0)), quotient)
+    return np.where(far, np.where(np.isfinite(a), np.copysign(np.float32(0), quotient), np.float32(np.nan)), quotient)
 
 
-def _mixed(base: str, modifiers: list[str], kind: str) -> Operation | None:
-    """fma.rn.f32.bf16 and its like: all operands but the last are in half precision, and the result is float32."""
-    known = _floating(base, modifiers, "f32") if base in ("add", "sub", "fma") else None
-    if known is None:
-        return None
-    widen = WIDE[kind][0]
-    sources = (DTYPES[kind],) * (len(known.sources) - 1) + (DTYPES["f32"],)
-    return Operation(lambda *given: known.compute(*map(widen, given[:-1]), given[-1]), sources, DTYPES["f32"])
-
-
-def _fused(kind: str, modifiers: list[str]) -> Operation:
-    functions = {"f32": fma_float32, "f32x2": fma_float32, "f64": fma_float64}
-    return _float_operation(3, functions.get(kind, fma_half), kind, modifiers)
-
-
-def _float_operation(arity: int, function: Callable[..., Array], kind: str, modifiers: list[str]) -> Operation:
+def _float_operation(arity: int, function: Function, kind: str, modifiers: list[str]) -> Operation:
     """The operation on registers of `kind`, from `function` on float32 numbers (float64 for f64)."""
-    dtype = DTYPES[kind]
-    compute = function
-    if "ftz" in modifiers and kind.startswith("f32"):
+    dtype, compute = DTYPES[kind], function
+    if "ftz" in modifiers:
         compute = _flushing(compute)
     if "sat" in modifiers:
         compute = _saturating(compute)
+    if "relu" in modifiers:
+        compute = _clamped(compute)
     if kind in WIDE:
         compute = _through_float32(compute, *WIDE[kind])
     if kind.endswith("x2"):
-        compute = _on_pairs(compute, PAIRS[kind], dtype)
+        compute = on_pairs(compute, kind)
     return Operation(compute, (dtype,) * arity, dtype)
 
 
-def _flushing(function: Callable[..., Array]) -> Callable[..., Array]:
+def _flushing(function: Function) -> Function:
     return lambda *sources: flush(function(*map(flush, sources)))
 
 
-def _saturating(function: Callable[..., Array]) -> Callable[..., Array]:
+def _saturating(function: Function) -> Function:
     def saturated(*sources: Array) -> Array:
         result = function(*sources)
         return np.where(np.isnan(result), 0, np.clip(result, 0, 1)).astype(result.dtype)
@@ -166,174 +248,36 @@ def _saturating(function: Callable[..., Array]) -> Callable[..., Array]:
     return saturated
 
 
-def _narrow_bfloat16(x: Array) -> Array:
-    return to_bfloat16(odd_float32(x) if x.dtype == np.float64 else x)
+def _clamped(function: Function) -> Function:
+    """Negative results become 0 (.relu)."""
+
+    def clamped(*sources: Array) -> Array:
+        result = function(*sources)
+        return np.where(result < 0, result.dtype.type(0), result)
+
+    return clamped
 
 
-WIDE = {  # kinds whose numbers are computed in float32: float32 holds the exact product, and rounds a sum harmlessly
-    "f16": (lambda x: x.astype(np.float32), to_float16),
-    "f16x2": (lambda x: x.astype(np.float32), to_float16),
-    "bf16": (from_bfloat16, _narrow_bfloat16),
-    "bf16x2": (from_bfloat16, _narrow_bfloat16),
-}
-PAIRS = {"f16x2": np.dtype(np.float16), "bf16x2": np.dtype(np.uint16), "f32x2": np.dtype(np.float32)}
-
-
-def _through_float32(function: Callable[..., Array], widen: Callable, narrow: Callable) -> Callable[..., Array]:
+def _through_float32(function: Function, widen: Function, narrow: Function) -> Function:
     return lambda *sources: narrow(function(*map(widen, sources)))
 
 
-def unpack(pairs: Array, part: np.dtype) -> Array:
-    """(..., T) -> (..., T, n): the n smaller numbers in each, the one in the lowest bits first."""
-    whole = np.ascontiguousarray(pairs)
-    return whole.view(part).reshape(*whole.shape, whole.dtype.itemsize // part.itemsize)
-
-
-def pack(parts: Array, dtype: np.dtype) -> Array:
-    """(..., T, n) -> (..., T), the reverse of unpack."""
-    return np.ascontiguousarray(parts).view(dtype)[..., 0]
-
-
-def _on_pairs(function: Callable[..., Array], part: np.dtype, dtype: np.dtype) -> Callable[..., Array]:
-    return lambda *sources: pack(function(*(unpack(source, part) for source in sources)), dtype)
-
-
-# Integers
-
-INTEGERS: dict[str, tuple[int, Callable[..., Array]]] = {
-    "add": (2, np.add),
-    "sub": (2, np.subtract),
-    "neg": (1, np.negative),
-    "abs": (1, np.abs),
-    "min": (2, np.minimum),
-    "max": (2, np.maximum),
-    "rem": (2, lambda a, b: np.fmod(a, np.where(b == 0, 1, b).astype(b.dtype))),
-}
-
-
-def _integer(base: str, modifiers: list[str], kind: str) -> Operation | None:
-    dtype = DTYPES[kind]
-    bits = dtype.itemsize * 8
-    if base in ("mul", "mad") and modifiers in (["lo"], ["wide"], ["hi"]):
-        return _product(base, modifiers[0], dtype)
-    if base in ("shl", "shr") and not modifiers:
-        shift = _shift_left if base == "shl" else _shift_right
-        return Operation(lambda x, by: shift(x, by, bits), (dtype, DTYPES["u32"]), dtype)
-    if modifiers:
+def _test(modifiers: list[str], kind: str) -> Operation | None:
+    """testp: a predicate, whether a number has a property. Zeros count as normal."""
+    tests: dict[str, Function] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda x: ~np.isnan(x),
+        "notanumber": np.isnan,
+        "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= np.finfo(x.dtype).tiny) | (x == 0)),
+        "subnormal": lambda x: (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny),
+    }
+    if len(modifiers) != 1 or modifiers[0] not in tests or kind not in ("f32", "f64"):
         return None
-    if base == "div":
-        return Operation(_quotient, (dtype, dtype), dtype)
-    if base == "bfe":
-        return Operation(_bit_field, (dtype, DTYPES["u32"], DTYPES["u32"]), dtype)
-    if base == "selp":
-        raise AssertionError("selp reads a predicate; the machine decodes it")
-    if base in ("popc", "clz", "brev"):
-        function = {"popc": _ones, "clz": _leading_zeros, "brev": _reversed}[base]
-        return Operation(function, (dtype,), dtype if base == "brev" else DTYPES["u32"])
-    if base == "prmt":
-        return Operation(_permuted_bytes, (dtype,) * 3, dtype)
-    if base not in INTEGERS:
-        return None
-    arity, function = INTEGERS[base]
-    return Operation(function, (dtype,) * arity, dtype)
+    return Operation(tests[modifiers[0]], (DTYPES[kind],), DTYPES["pred"])
 
 
-def _bitwise(base: str, kind: str) -> Operation:
-    dtype = DTYPES[kind]
-    function = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert}[base]
-    return Operation(function, (dtype,) * (1 if base == "not" else 2), dtype)
-
-
-def _product(base: str, half: str, dtype: np.dtype) -> Operation:
-    """mul and mad: the lower or upper half of the product, or all of it."""
-    wide = np.dtype(f"{dtype.kind}{dtype.itemsize * 2}") if dtype.itemsize < 8 else None
-    result = wide if half == "wide" and wide is not None else dtype
-
-    def multiply(a: Array, b: Array) -> Array:
-        if half == "lo":
-            return a * b
-        if wide is None:
-            return _upper_half_of_64(a, b)
-        product = np.multiply(a, b, dtype=wide)
-        return product if half == "wide" else (product >> wide.type(dtype.itemsize * 8)).astype(dtype)
-
-    if base == "mul":
-        return Operation(multiply, (dtype, dtype), result)
-    return Operation(lambda a, b, c: multiply(a, b) + c, (dtype, dtype, result), result)
-
-
-def _upper_half_of_64(a: Array, b: Array) -> Array:
-    exact = a.astype(object) * b.astype(object)
-    return np.asarray(exact >> 64).astype(a.dtype)
-
-
-def _shift_left(x: Array, by: Array, bits: int) -> Array:
-    if by.max() >= bits:  # where C and NumPy leave the result open, PTX says zero
-        return np.where(by < bits, x << np.minimum(by, bits - 1).astype(x.dtype), x.dtype.type(0))
-    return x << by.astype(x.dtype)
-
-
-def _shift_right(x: Array, by: Array, bits: int) -> Array:
-    if by.max() >= bits:
-        far = x >> x.dtype.type(bits - 1) if x.dtype.kind == "i" else np.zeros_like(x)
-        return np.where(by < bits, x >> np.minimum(by, bits - 1).astype(x.dtype), far)
-    return x >> by.astype(x.dtype)
-
-
-def _quotient(a: Array, b: Array) -> Array:
-    """Rounded towards zero. A division by zero has no value in PTX; here it gives all ones."""
-    divisor = np.where(b == 0, 1, b).astype(b.dtype)
-    quotient = a // divisor
-    if a.dtype.kind == "i":
-        quotient += ((a % divisor != 0) & ((a < 0) != (divisor < 0))).astype(a.dtype)
-    return np.where(b == 0, np.invert(np.zeros_like(a)), quotient)
-
-
-def _bit_field(x: Array, position: Array, length: Array) -> Array:
-    """bfe: `length` bits of x from `position` on, extended by zeros or by the field's sign."""
-    bits = x.dtype.itemsize * 8
-    position, length = position & np.uint32(0xFF), length & np.uint32(0xFF)
-    if x.dtype.kind == "u":
-        field = _shift_right(x, position, bits)
-        ones = np.invert(np.zeros_like(x))
-        return field & ~_shift_left(ones, length, bits)
-    end = np.minimum(position + length, np.uint32(bits))
-    raised = _shift_left(x, np.uint32(bits) - end, bits)
-    field = _shift_right(raised, np.uint32(bits) - end + position, bits)
-    return np.where(length == 0, x.dtype.type(0), field)
-
-
-def _bit_matrix(x: Array) -> Array:
-    """(..., T) -> (..., T, bits), the lowest bit first."""
-    return (x[..., None] >> np.arange(x.dtype.itemsize * 8, dtype=x.dtype)) & x.dtype.type(1)
-
-
-def _ones(x: Array) -> Array:
-    return _bit_matrix(x).sum(-1, dtype=np.uint32)
-
-
-def _leading_zeros(x: Array) -> Array:
-    bits = _bit_matrix(x)[..., ::-1]
-    return np.where(x == 0, bits.shape[-1], bits.argmax(-1)).astype(np.uint32)
-
-
-def _reversed(x: Array) -> Array:
-    weights = np.left_shift(1, np.arange(x.dtype.itemsize * 8, dtype=x.dtype), dtype=x.dtype)[::-1]
-    return (_bit_matrix(x) * weights).sum(-1, dtype=x.dtype)
-
-
-def _permuted_bytes(a: Array, b: Array, selector: Array) -> Array:
-    """prmt: each byte of the result is one of the eight of a and b, or eight copies of its sign."""
-    both = np.concatenate(np.broadcast_arrays(unpack(a, DTYPES["u8"]), unpack(b, DTYPES["u8"])), axis=-1)
-    nibbles = (selector[..., None] >> np.arange(0, 16, 4, dtype=np.uint32)) & np.uint32(0xF)
-    shape = np.broadcast_shapes(both.shape[:-1], nibbles.shape[:-1])
-    both, nibbles = np.broadcast_to(both, (*shape, 8)), np.broadcast_to(nibbles, (*shape, 4))
-    chosen = np.take_along_axis(both, (nibbles & np.uint32(7)).astype(np.intp), axis=-1)
-    signs = np.where(chosen >> np.uint8(7), np.uint8(0xFF), np.uint8(0))
-    return pack(np.where(nibbles >> np.uint32(3), signs, chosen), np.dtype(np.uint32))
-
-
-# Comparisons and conversions
+# Comparisons
 
 COMPARISONS = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
@@ -343,17 +287,29 @@ COMBINED = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 def _comparison(modifiers: list[str]) -> Operation | None:
-    """setp: a predicate, from two numbers and, for setp.lt.and and its like, another predicate."""
+    """setp: a predicate, from two numbers and, for setp.lt.and and its like, another predicate.
+
+    Of packed numbers (f16x2) two predicates, (..., 2).
+    """
     name, *rest = [part for part in modifiers if part != "ftz"]
     kind = rest.pop() if rest else ""
     function = _comparison_of(name, kind)
     if function is None or len(rest) > 1 or not COMBINED.keys() >= set(rest):
         return None
+    if "ftz" in modifiers:
+        if kind != "f32":
+            return None
+        function = _through_float32(function, flush, lambda truth: truth)
+    if kind in WIDE:
+        function = _through_float32(function, WIDE[kind][0], lambda truth: truth)
+    if kind.endswith("x2"):
+        halves, part = function, PAIRS[kind]
+        function = lambda a, b: halves(unpack(a, part), unpack(b, part))  # noqa: E731
     dtype = DTYPES[kind]
-    if kind == "bf16":
-        function = _through_float32(function, from_bfloat16, lambda truth: truth)
     if not rest:
         return Operation(function, (dtype, dtype), DTYPES["pred"])
+    if kind in PAIRS:
+        return None
     combine = COMBINED[rest[0]]
     return Operation(lambda a, b, p: combine(function(a, b), p), (dtype, dtype, DTYPES["pred"]), DTYPES["pred"])
 
@@ -361,11 +317,11 @@ def _comparison(modifiers: list[str]) -> Operation | None:
 def _comparison_of(name: str, kind: str) -> Callable[[Array, Array], Array] | None:
     if kind not in DTYPES:
         return None
-    floating = kind[0] == "f" or kind == "bf16"
-    if floating and name == "nan":
-        return lambda a, b: np.isnan(a) | np.isnan(b)
-    if floating and name == "num":
-        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
+    floating = kind in FLOATS
+    if floating and name in ("num", "nan"):
+        return (
+            (lambda a, b: ~(np.isnan(a) | np.isnan(b))) if name == "num" else (lambda a, b: np.isnan(a) | np.isnan(b))
+        )
     if name in COMPARISONS:
         ordered = COMPARISONS[name]
         if floating and name == "ne":  # false for a NaN, unlike NumPy's
@@ -375,70 +331,3 @@ def _comparison_of(name: str, kind: str) -> Callable[[Array, Array], Array] | No
         ordered = COMPARISONS[name[:-1]]
         return lambda a, b: ordered(a, b) | np.isnan(a) | np.isnan(b)
     return None
-
-
-def _conversion(modifiers: list[str]) -> Operation | None:
-    """cvt: to the first type named from the second. Two float32 numbers make a pair, the first in the upper bits."""
-    kinds = [part for part in modifiers if part in DTYPES]
-    if len(kinds) != 2 or not {"rn", "rzi", "rni", "rmi", "rpi", "ftz", "sat"} >= set(modifiers) - set(kinds):
-        return None
-    to, source = kinds
-    if to in ("bf16x2", "f16x2") and source == "f32":
-        narrow, part = WIDE[to][1], PAIRS[to]
-
-        def compute(upper: Array, lower: Array) -> Array:
-            pair = np.broadcast_arrays(narrow(lower), narrow(upper))
-            return pack(np.stack(pair, axis=-1).view(part), DTYPES[to])
-
-        return Operation(compute, (DTYPES["f32"],) * 2, DTYPES[to])
-    if to.endswith("x2") or source.endswith("x2"):
-        return None
-    widen = WIDE[source][0] if source in WIDE else (lambda x: x)
-    if to in ("f16", "bf16", "f32", "f64"):
-        convert = _to_float(to, source, modifiers)
-    elif source in ("f16", "bf16", "f32", "f64"):
-        convert = _to_integer(DTYPES[to], modifiers)
-    else:
-        if "sat" in modifiers:
-            return None
-        return Operation(lambda x: x.astype(DTYPES[to]), (DTYPES[source],), DTYPES[to])
-    if convert is None:
-        return None
-    return Operation(lambda x: convert(widen(x)), (DTYPES[source],), DTYPES[to])
-
-
-def _to_float(to: str, source: str, modifiers: list[str]) -> Callable[[Array], Array] | None:
-    if {"rzi", "rmi", "rpi", "rni"} & set(modifiers):  # to a whole number of the same type
-        if to != source:
-            return None
-        whole = {"rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil, "rni": np.rint}
-        function = next(whole[part] for part in modifiers if part in whole)
-    elif to in WIDE:
-        wide_integer = source[0] in "su" and source[1:] in ("32", "64")
-        narrow = WIDE[to][1]
-        function = (lambda x: narrow(x.astype(np.float64))) if wide_integer else narrow
-        if source[0] in "su" and not wide_integer:
-            function = lambda x: narrow(x.astype(np.float32))  # noqa: E731
-    else:
-        dtype = DTYPES[to]
-        function = lambda x: x.astype(dtype)  # noqa: E731
-    if "ftz" in modifiers and "f32" in (to, source):
-        inner = function
-        function = lambda x: inner(flush(x) if x.dtype == np.float32 else x)  # noqa: E731
-    return _saturating(function) if "sat" in modifiers else function
-
-
-def _to_integer(dtype: np.dtype, modifiers: list[str]) -> Callable[[Array], Array]:
-    """Out of range, the nearest integer of the type; a NaN becomes 0."""
-    rounding = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
-    function = next((rounding[part] for part in modifiers if part in rounding), np.trunc)
-    limits = np.iinfo(dtype)
-
-    def convert(x: Array) -> Array:
-        whole = function(x.astype(np.float64))
-        inside = (whole >= limits.min) & (whole < float(limits.max) + 1)
-        clamped = np.where(whole < 0, limits.min, limits.max).astype(dtype)
-        result = np.where(inside, np.where(inside, whole, 0).astype(dtype), clamped)
-        return np.where(np.isnan(whole), dtype.type(0), result)
-
-    return convert

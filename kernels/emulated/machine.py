@@ -13,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from kernels.emulated.accesses import access, space_of, width_of
-from kernels.emulated.arithmetic import DTYPES, operation, pack, unpack
+from kernels.emulated.arithmetic import operation
 from kernels.emulated.blocks import Blocks
 from kernels.emulated.counts import Counts
+from kernels.emulated.matrix_unit import matrix_product
 from kernels.emulated.memory import GlobalMemory, Incomplete, Violation
-from kernels.emulated.operands import Operands, Step
-from kernels.emulated.ptx import EmulationError, Instruction, Program
+from kernels.emulated.operands import Operands, Read, Step
+from kernels.emulated.ptx import AMBIGUOUS, EmulationError, Instruction, Program
+from kernels.emulated.registers import DTYPES, PAIRS, Operation, pack, unpack
 from kernels.emulated.rounding import Array
 from kernels.emulated.warps import together
 
@@ -144,7 +146,7 @@ class Machine:
 
     def _stretches(self) -> dict[int, Stretch]:
         code, labels = self.program.instructions, self.program.labels
-        leaders = {0, *labels.values()}
+        leaders = {0, *labels.values()} - {AMBIGUOUS}
         leaders |= {at + 1 for at, instruction in enumerate(code) if instruction.parts[0] in ("bra", "ret", "exit")}
         found = {}
         for start in sorted(leaders):
@@ -165,7 +167,9 @@ class Machine:
         beyond = len(self.program.instructions)
         if last is None:
             return lambda blocks, mask: [(end, mask)] if end < beyond else []
-        target = [self.program.labels[last.operands[0]]] if last.parts[0] == "bra" else []
+        target = [self.program.labels.get(last.operands[0], AMBIGUOUS)] if last.parts[0] == "bra" else []
+        if AMBIGUOUS in target:
+            raise EmulationError(f"{self._place(last)}: label {last.operands[0]} stands nowhere or at several places")
         if last.predicate is None:
             return lambda blocks, mask: [(at, mask) for at in target]
         read = self.operands.read(last.predicate, DTYPES["pred"])
@@ -185,7 +189,10 @@ class Machine:
         return branch
 
     def _step(self, instruction: Instruction) -> Step:
-        step = self._decode(instruction)
+        try:
+            step = self._decode(instruction)
+        except EmulationError as error:
+            raise EmulationError(f"{self._place(instruction)}: the emulated GPU does not know {error}") from None
         if step is None:
             raise EmulationError(f"{self._place(instruction)}: the emulated GPU does not know this instruction")
         if instruction.predicate is None:
@@ -210,6 +217,8 @@ class Machine:
         name = instruction.parts[0]
         if name in ("ld", "st", "ldu", "cp", "ldmatrix", "stmatrix", "atom", "red"):
             return access(instruction, self.operands)
+        if name == "mma":
+            return matrix_product(instruction, self.operands)
         if name == "mov" or instruction.name.startswith("cvta"):
             return self._move(instruction)
         if name == "selp":
@@ -217,13 +226,17 @@ class Machine:
         return together(instruction, self.operands) or self._compute(instruction)
 
     def _compute(self, instruction: Instruction) -> Step | None:
-        known = operation(instruction.parts)
-        target, *sources = instruction.operands
-        if known is None or "|" in target:
+        target, *sources = instruction.operands or ("",)
+        known = operation(instruction.parts, len(sources))
+        if known is None:
             return None
-        write = self.operands.write(target, known.result)
         reads = [self.operands.read(source, dtype) for source, dtype in zip(sources, known.sources, strict=True)]
-        compute = known.compute
+        pairs = known.result == DTYPES["pred"] and instruction.parts[-1] in PAIRS
+        if pairs != ("|" in target):
+            return None
+        if pairs:
+            return self._compare_pairs(target, known, reads)
+        write, compute = self.operands.write(target, known.result), known.compute
         if len(reads) == 1:
             [first] = reads
             return lambda blocks, mask: write(blocks, compute(first(blocks)), mask)
@@ -232,8 +245,21 @@ class Machine:
             return lambda blocks, mask: write(blocks, compute(first(blocks), second(blocks)), mask)
         return lambda blocks, mask: write(blocks, compute(*[read(blocks) for read in reads]), mask)
 
-    def _move(self, instruction: Instruction) -> Step:
+    def _compare_pairs(self, targets: str, known: Operation, reads: list[Read]) -> Step:
+        """setp p|q, of packed numbers."""
+        writes = [self.operands.write(target, known.result) for target in targets.split("|")]
+
+        def compare(blocks: Blocks, mask: Array | None) -> None:
+            truth = known.compute(*[read(blocks) for read in reads])
+            for half, write in enumerate(writes):
+                write(blocks, truth[..., half], mask)
+
+        return compare
+
+    def _move(self, instruction: Instruction) -> Step | None:
         """mov: a register, or several smaller ones that are packed into it or taken out of it."""
+        if instruction.parts[-1] not in DTYPES:
+            return None
         target, source = instruction.operands
         dtype = DTYPES[instruction.parts[-1]]
         if target.startswith("{"):

@@ -15,6 +15,7 @@ from kernels.emulated.rounding import Array
 Read = Callable[[Blocks], Array]
 Write = Callable[[Blocks, Array, "Array | None"], None]
 Step = Callable[[Blocks, "Array | None"], None]  # runs one instruction for the threads of a mask
+SPECIAL = re.compile(r"%(?:laneid|warpid|n?(?:tid|ctaid)\.[xyz])")
 
 
 class Operands:
@@ -42,18 +43,21 @@ class Operands:
                 return value.view(f"u{value.dtype.itemsize}").astype(f"u{size}").view(dtype)  # the lower bits
 
             return read_register
-        if operand.startswith("%"):
+        if SPECIAL.fullmatch(operand):
             return lambda blocks: blocks.special[operand].astype(dtype)
         number = self.symbols.get(operand)
         value = immediate(operand if number is None else str(number), dtype)
         if value is None:
-            raise EmulationError(f"operand '{operand}'")
+            local = operand.startswith("__local_depot")
+            raise EmulationError("local memory" if local else f"operand '{operand}'")
         return lambda _: value
 
     def write(self, operand: str, dtype: np.dtype) -> Write:
         """A function that puts numbers of `dtype` into the operand, for the threads of a mask."""
         if operand == "_":
             return lambda blocks, value, mask: None
+        if operand not in self.slots:
+            raise EmulationError(f"operand '{operand}'")
         slot, size = self.slots[operand], max(1, self.bits[operand] // 8)
         if dtype.itemsize < size and dtype.kind != "b":
             wide = np.dtype(f"{dtype.kind if dtype.kind == 'i' else 'u'}{size}")  # extended by zeros or by the sign

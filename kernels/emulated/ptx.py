@@ -10,18 +10,22 @@ from typing import NamedTuple
 
 from kernels import InputError
 
+LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
+AMBIGUOUS = -1  # places
 KINDS = {"pred": 1, "b8": 8, "b16": 16, "b32": 32, "b64": 64}  # bits of a register
 
 
 class Place(NamedTuple):
-    """The source line that an instruction was compiled from."""
+    """The source line that an instruction was compiled from, and the kernel's own line if that is another's."""
 
     file: str
     line: int
     column: int
+    kernels: Place | None = None
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        place = f"{self.file}:{self.line}:{self.column}"
+        return f"{place}, called at {self.kernels}" if self.kernels else place
 
 
 class Instruction(NamedTuple):
@@ -47,7 +51,7 @@ class Program(NamedTuple):
     registers: dict[str, int]
     static_shared: dict[str, int]  # bytes of the shared variables whose size is known
     instructions: list[Instruction]
-    labels: dict[str, int]
+    labels: dict[str, int]  # AMBIGUOUS, where blocks of inline assembly have one of the same name
 
 
 class EmulationError(InputError):
@@ -67,15 +71,18 @@ def parse(text: str) -> Program:
     shared = re.findall(r"\.shared\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[(\d+)\]", text)
     body = _body(text, entry.end())
     registers, instructions, labels = {}, [], {}
+    places: dict[tuple[str, ...], Place] = {}
     place, statement = None, ""
     for line in body.splitlines():
         line = line.partition("//")[0].strip()
-        if location := re.match(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)", line):
-            file, number, column = location.groups()
-            if number != "0":  # else the compiler knows none
-                place = Place(files.get(file, file), int(number), int(column))
+        if location := LOCATION.match(line):
+            at, outer = location.groups()[:3], location.groups()[3:]
+            if at[1] != "0":  # else the compiler knows none
+                caller = places.get(outer)
+                kernels = caller and (caller.kernels or caller)
+                places[at] = place = Place(files.get(at[0], at[0]), int(at[1]), int(at[2]), kernels)
         elif label := re.match(r"([\w$.]+):$", line):
-            labels[label[1]] = len(instructions)
+            labels[label[1]] = AMBIGUOUS if label[1] in labels else len(instructions)
         else:
             *complete, statement = (statement + " " + line).split(";")
             for each in complete:
@@ -103,7 +110,9 @@ def _statement(
     bare: str, text: str, place: Place | None, registers: dict[str, int], instructions: list[Instruction]
 ) -> None:
     if declared := re.match(r"\.reg\s+\.(\w+)\s+(.*)", bare, re.DOTALL):
-        bits = KINDS["b" + declared[1][1:] if declared[1] != "pred" else "pred"]
+        bits = KINDS.get("b" + declared[1][1:] if declared[1] != "pred" else "pred")
+        if bits is None:
+            raise EmulationError(f"the emulated GPU does not know registers of type .{declared[1]}")
         for name in declared[2].split(","):
             prefix, _, count = name.strip().partition("<")
             names = [f"{prefix}{i}" for i in range(int(count.rstrip(">")))] if count else [prefix]

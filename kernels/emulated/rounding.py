@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def fma_float32(a: Array, b: Array, c: Array) -> Array:
     total = product + c
     result = total.astype(np.float32)
     doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    if np.abs(result).min() < SMALLEST_NORMAL:
+    if np.fmin.reduce(np.abs(result), axis=None) < SMALLEST_NORMAL:  # a NaN would hide them from min()
         doubtful |= np.abs(result) < SMALLEST_NORMAL
     if doubtful.any():
         error = _sum_error(product, c.astype(np.float64), total)
@@ -76,7 +77,7 @@ def fma_float64(a: Array, b: Array, c: Array) -> Array:
     total = product + c
     error = _sum_error(product, c, total)
     result = total + _sum_to_odd(error, low)
-    return np.where(np.isfinite(total), result, total)  # the errors of infinities are NaN
+    return np.where(np.isfinite(total) & (result != 0), result, total)  # the errors of infinities are NaN, of -0 are +0
 
 
 def odd_float32(x: Array) -> Array:
@@ -133,3 +134,20 @@ def approximate(exact: Array, relative: float = 0.0, ulps: float = 0.0, absolute
     if absolute:
         off += spread * (absolute - np.abs(exact) * last)
     return np.where(np.isfinite(exact), off, exact).astype(np.float32)
+
+
+def directed(mode: str, widen: Callable[[Array], Array], narrow: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The function that rounds towards zero (rz), down (rm) or up (rp), from `narrow`, which rounds to the nearest.
+
+    `widen` is its reverse. One more in a number's bits is the next one away from zero, be that infinite.
+    """
+
+    def rounded(x: Array) -> Array:
+        near = narrow(x)
+        back, bits = widen(near), near.view(f"u{near.dtype.itemsize}")
+        beyond = {"rz": np.abs(back) > np.abs(x), "rm": back > x, "rp": back < x}[mode]
+        away = np.signbit(x) == (mode == "rm") if mode != "rz" else np.zeros_like(beyond)
+        step = np.where(beyond, np.where(away, 1, -1), 0).astype(bits.dtype)
+        return (bits + step).view(near.dtype)
+
+    return rounded

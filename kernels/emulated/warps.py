@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emulated.arithmetic import DTYPES
+from kernels.emulated.arithmetic import operation
 from kernels.emulated.blocks import WARP, Blocks
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
+from kernels.emulated.registers import DTYPES
 from kernels.emulated.rounding import Array
 
 LANE = np.arange(WARP)
@@ -19,6 +20,9 @@ def together(instruction: Instruction, operands: Operands) -> Step | None:
     parts = instruction.parts
     if parts[0] in QUIET:
         return lambda blocks, mask: None
+    if parts[0] == "createpolicy":  # a hint to the cache, which a load then names
+        write = operands.write(instruction.operands[0], DTYPES["b64"])
+        return lambda blocks, mask: write(blocks, np.zeros((1, 1), np.uint64), mask)
     if parts[0] in ("bar", "barrier"):
         return _barrier(instruction)
     if parts[0] == "shfl":
@@ -107,19 +111,19 @@ def _vote(instruction: Instruction, operands: Operands) -> Step | None:
 
 
 def _reduction(instruction: Instruction, operands: Operands) -> Step | None:
-    parts = instruction.parts
-    functions = {
-        "add": np.add, "min": np.minimum, "max": np.maximum,
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    }  # fmt: skip
-    if parts[2] not in functions or parts[-1] not in ("u32", "s32", "b32"):
+    """redux: the two-operand instruction of the same name, over the lanes of a warp."""
+    known = operation(instruction.parts[2:], 2)
+    if known is None or instruction.parts[2] not in ("add", "min", "max", "and", "or", "xor"):
         return None
-    dtype = DTYPES[parts[-1]]
-    read, write = operands.read(instruction.operands[1], dtype), operands.write(instruction.operands[0], dtype)
+    read = operands.read(instruction.operands[1], known.result)
+    write = operands.write(instruction.operands[0], known.result)
 
     def step(blocks: Blocks, mask: Array | None) -> None:
         blocks.gather(mask, WARP, "a reduction")
-        found = functions[parts[2]].reduce(_per_warp(blocks, read(blocks)), axis=-1)
-        write(blocks, np.repeat(found, WARP, axis=1), mask)
+        found = _per_warp(blocks, read(blocks))
+        while found.shape[-1] > 1:
+            half = found.shape[-1] // 2
+            found = known.compute(found[..., :half], found[..., half:])
+        write(blocks, np.repeat(found[..., 0], WARP, axis=1), mask)
 
     return step
