@@ -32,7 +32,13 @@ MISTAKES = {
         FORWARD, r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+), 2,", r"\1, 1,", RESULT, "found .* expected", VALUES
     ),
     "a shuffle stays in a part of the warp": Mistake(
-        FORWARD, r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, \d+), 31,", r"\1, 15,", RESULT, "found .* expected", VALUES, None
+        FORWARD,
+        r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+, \d+), 31,",
+        r"\1, 15,",
+        RESULT,
+        "found .* expected",
+        VALUES,
+        None,
     ),
     "a barrier is missing in forward": Mistake(
         FORWARD, r"bar\.sync\s+0;", "", WATCH, "reads shared memory that another warp has written since", VALUES
