@@ -106,8 +106,8 @@ class Buffer:
         """Where the first byte of a word lies that belongs to no element, in words."""
         allowed: Array = self.allowed  # type: ignore[assignment]
         offset += int(np.argmin(allowed[offset : offset + width]))
-        element = offset - 1 - int(np.argmax(allowed[offset - 1 :: -1]))
-        return f"{offset - 1 - element} bytes behind the element at {self.describe(element)}"
+        end = offset - int(np.argmax(allowed[offset - 1 :: -1]))  # of the element before it
+        return f"{offset - end} bytes behind the element at {self.describe(end - self.tensor.element_size())}"
 
 
 class GlobalMemory:
@@ -158,7 +158,9 @@ class GlobalMemory:
             if buffer is None:
                 before = self.buffers.get(int(number) + 1)
                 offset = int(flat[lanes[0]]) - ((int(number) + 1) << SPACE)
-                where = before.describe(offset) if before else f"address {int(flat[lanes[0]]):#x}, in no tensor"
+                where = f"address {int(flat[lanes[0]]):#x}, in no tensor"
+                if before and offset >= -(1 << (SPACE - 1)):
+                    where = before.describe(offset)
                 return Violation(f"{does} {width} bytes outside the tensors: {where}", int(lanes[0]))
             offsets = flat[lanes] - buffer.base
             bad = np.flatnonzero((offsets < buffer.first) | (offsets + width > buffer.last))

@@ -21,7 +21,7 @@ FRESH = (
     (torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"),
     (torch.Tensor, "new_empty"), (torch.Tensor, "new_empty_strided"),
 )  # fmt: skip
-POISON = np.array([0xE5, 0xFF], np.uint8)  # repeated
+POISON = np.array([0xF5, 0xFF], np.uint8)  # repeated
 LARGEST = 2**28  # bytes; a larger tensor may exist for a few of its pages, and filling it would touch them all
 
 
