@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import kernels
-from kernels import InputError
+from kernels import InputError, load_backend
 from kernels.emulated import emulated_gpu
 from kernels.form import FORMS
 from scripts import peers
-from tests.helpers import CPU, needs_triton
+from tests.helpers import CPU
 
 EPS = 3e-3  # unlike any model's
 GPU = torch.device("cuda")  # to be named only; nothing here runs on it
@@ -28,9 +27,9 @@ def weights(size):
 
 @pytest.fixture(autouse=True)
 def no_package_is_remembered():
-    peers._fetch.cache_clear()
+    peers.fetch.cache_clear()
     yield
-    peers._fetch.cache_clear()
+    peers.fetch.cache_clear()
 
 
 def test_torch_fused_is_rms_norm():
@@ -75,13 +74,13 @@ def test_any_other_name_is_a_backend():
 def test_a_package_that_is_missing_is_one_line_that_names_it(monkeypatch, name, package):
     for module in ("liger_kernel", "liger_kernel.ops.rms_norm", "liger_kernel.ops.fused_add_rms_norm", "quack"):
         monkeypatch.setitem(sys.modules, module, None)  # Python's own way to say that there is none
-    arguments = rows(7, 48), weights(48), EPS
+    x = SimpleNamespace(is_cuda=True)
     for call in (
         lambda: peers.load(name, GPU),
-        lambda: getattr(peers, name)(*arguments),
-        lambda: getattr(peers, f"add_{name}")(arguments[0], *arguments),
+        lambda: getattr(peers, name)(x, "weight", EPS),
+        lambda: getattr(peers, f"add_{name}")(x, "residual", "weight", EPS),
     ):
-        with pytest.raises(InputError, match=f"; pip install {package}$") as caught:
+        with pytest.raises(InputError, match=f"; pip install --no-deps {package}$") as caught:
             call()
         assert "\n" not in str(caught.value)
 
@@ -114,53 +113,77 @@ def test_liger_is_called_in_llamas_order_and_never_in_place(stubs):
     assert gemma.add_rms_norm(x, "residual", "weight", EPS) == (x, "residual", "weight", EPS, 1.0, "gemma", False)
 
 
-@needs_triton
-def test_liger_on_a_cpu_has_what_the_interpreter_lacks(stubs, monkeypatch):
-    monkeypatch.setattr("kernels.emulated.gpus._chosen", [])
-    x = SimpleNamespace(is_cuda=False)
-    for options in (peers.liger(x, "weight", EPS, 0.5)[2:], peers.add_liger(x, "residual", "weight", EPS, 0.5)[3:]):
-        assert options == (EPS, 0.5, "llama", False)
-        assert all(hasattr(number, "to") for number in options[:2])
-    for name in ("liger_kernel.ops.rms_norm", "liger_kernel.ops.fused_add_rms_norm"):
-        assert callable(sys.modules[name].rsqrt)
-
-
-def test_liger_on_an_emulated_gpu_is_called_as_on_a_gpu(stubs, monkeypatch):
-    monkeypatch.setattr("kernels.emulated.gpus._chosen", ["sm_90"])
-    x = SimpleNamespace(is_cuda=False)
-    options = peers.liger(x, "weight", EPS, 0.5)[2:]
-    assert options == (EPS, 0.5, "llama", False)
-    assert type(options[0]) is float
-    assert not hasattr(sys.modules["liger_kernel.ops.rms_norm"], "rsqrt")
-
-
-@pytest.mark.skipif(emulated_gpu() is None, reason="the interpreter cuts bfloat16 off: --emulate")
-@pytest.mark.parametrize("width", [768, 1024, 4097])
-def test_ligers_kernels_have_our_bits_in_bfloat16(width):
-    """In its llama mode; both sum in float32 in an order of their own, and the roundings of x_hat and h hide that."""
-    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install liger-kernel")
-    ours, theirs = (kernels.load_backend(name, CPU) for name in ("triton", "scripts.peers:liger"))
-    x, residual = (rows(37, width, seed=seed).bfloat16() for seed in (0, 2))
-    weight = weights(width).bfloat16()
-    assert torch.equal(theirs.rms_norm(x, weight, EPS), ours.rms_norm(x, weight, EPS))
-    for found, expected in zip(*(norm.add_rms_norm(x, residual, weight, EPS) for norm in (theirs, ours)), strict=True):
-        assert torch.equal(found, expected)
-
-
 def test_quack_is_asked_for_h_as_well_where_it_adds(stubs):
     # rmsnorm(x, weight, bias, residual, out_dtype, residual_dtype, eps, prenorm) in quack-kernels 0.6.5
-    backend = peers.load("scripts.peers:quack", GPU)
-    assert backend.rms_norm("x", "weight", EPS) == (("x", "weight"), {"eps": EPS})
-    added = backend.add_rms_norm("x", "residual", "weight", EPS)
-    assert added == (("x", "weight"), {"residual": "residual", "eps": EPS, "prenorm": True})
+    backend, x = peers.load("scripts.peers:quack", GPU), SimpleNamespace(is_cuda=True)
+    assert backend.rms_norm(x, "weight", EPS) == ((x, "weight"), {"eps": EPS})
+    added = backend.add_rms_norm(x, "residual", "weight", EPS)
+    assert added == ((x, "weight"), {"residual": "residual", "eps": EPS, "prenorm": True})
+
+
+def test_a_peer_of_one_form_takes_no_other(stubs):
+    with pytest.raises(InputError, match=r"quack.* does not take this form of the norm: weight \+ 1, rounded once"):
+        peers.load("quack", GPU, FORMS["gemma"])
+
+
+def test_a_peer_of_two_forms_takes_no_third(monkeypatch):
+    monkeypatch.setattr(peers, "fetch", lambda *_: SimpleNamespace(apply=print))
+    norm = peers.load("unsloth", GPU, FORMS["torch"]).rms_norm
+    with pytest.raises(InputError, match="form 'rounded once': this peer computes LLaMA's form and Gemma's"):
+        norm(SimpleNamespace(is_cuda=True), "weight", EPS)
 
 
 @pytest.mark.parametrize("name", ["liger", "quack", "scripts.peers:liger"])
 def test_kernels_for_a_gpu_are_refused_on_a_cpu(stubs, name):
     with pytest.raises(InputError, match=f"norm '{name}': its kernels take GPU tensors and the device is 'cpu'"):
         peers.load(name, CPU)
+    norm = load_backend(f"scripts.peers:{name.removeprefix('scripts.peers:')}", CPU).rms_norm
+    with pytest.raises(InputError, match="got some on 'cpu'; use --device cuda or --emulate sm_90"):
+        norm(rows(7, 48), weights(48), EPS)
+
+
+def test_a_peer_without_its_own_add_has_none():
+    assert not hasattr(peers, "add_trinix")
+    assert callable(peers.add_fla)
+    assert not hasattr(peers, "nobody")
+
+
+def test_a_norm_is_imported_without_the_packages_around_it(monkeypatch, tmp_path):
+    """Where a package's own import wants a compiled extension, say."""
+    inner = tmp_path / "greedy" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").write_text("import an_extension_that_nobody_has")
+    (inner / "norm.py").write_text("from .beside import number\nfrom greedy_too.words import word\n")
+    (inner / "beside.py").write_text("number = 7")
+    (tmp_path / "greedy_too").mkdir()
+    (tmp_path / "greedy_too" / "__init__.py").write_text("import an_extension_that_nobody_has")
+    (tmp_path / "greedy_too" / "words.py").write_text("word = 'seven'")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = peers.Package("greedy greedy_too", ("torch",), "greedy.inner.norm:number", lambda f, x, w, eps, form: x)
+    with pytest.raises(InputError, match="an_extension_that_nobody_has"):
+        peers.fetch(package.source, package)
+    try:
+        assert peers.fetch(package.source, package._replace(bare=True)) == 7
+        assert peers.fetch("greedy.inner.norm:word", package._replace(bare=True)) == "seven"
+    finally:
+        for name in [name for name in sys.modules if name.startswith("greedy")]:
+            del sys.modules[name]
 
 
 def test_only_what_is_installed_is_listed(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda module: module == "quack" or None)
     assert peers.installed() == ["torch_fused", "layer_norm", "quack"]
+
+
+@pytest.mark.skipif(emulated_gpu() is None, reason="Liger's kernels need a GPU or an emulated one: --emulate")
+@pytest.mark.parametrize("width", [768, 1024, 4097])
+def test_ligers_kernels_have_our_bits_in_bfloat16(width):
+    """In its llama mode; both sum in float32 in an order of their own, and the roundings of x_hat and h hide that."""
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install liger-kernel")
+    ours, theirs = (load_backend(name, CPU) for name in ("triton", "scripts.peers:liger"))
+    x, residual = (rows(37, width, seed=seed).bfloat16() for seed in (0, 2))
+    weight = weights(width).bfloat16()
+    assert torch.equal(theirs.rms_norm(x, weight, EPS), ours.rms_norm(x, weight, EPS))
+    for found, expected in zip(*(norm.add_rms_norm(x, residual, weight, EPS) for norm in (theirs, ours)), strict=True):
+        assert torch.equal(found, expected)
