@@ -38,8 +38,8 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--ckpt", type=Path, help="checkpoint directory (default: random weights)")
-    config_help = "shape of the random weights, a config.json"
-    model.add_argument("--config", type=Path, default=SMOLLM2_135M, help=config_help)
+    config_help = f"shape of the random weights, a config.json (default: {SMOLLM2_135M.relative_to(ROOT)})"
+    model.add_argument("--config", type=Path, help=config_help)
     add("--parts", type=names_in, default=",".join(HERE), help="what to measure, comma-separated")
     add("--dtypes", type=names_in, default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
     add("--norm", default="auto", help=f"what computes our RMSNorm: {USAGE}")
@@ -89,7 +89,8 @@ def random_checkpoint(folder: Path, config: LlamaConfig) -> Path:
 def main() -> None:
     args = parse_args()
     norm = load_backend(args.norm, CPU)
-    path = args.ckpt / "config.json" if args.ckpt else args.config
+    config = args.config or SMOLLM2_135M
+    path = args.ckpt / "config.json" if args.ckpt else config
     config = LlamaConfig.load(path)
     if config.norm:
         raise InputError(f"{path} has the norm {config.norm}, and transformers RMSNorm alone; name a model with that")
@@ -99,7 +100,7 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes started here
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random", config)
-        checkpoint = args.ckpt or f"{args.config.stem}, random weights"
+        checkpoint = args.ckpt or f"{config.stem}, random weights"
         print(f"{checkpoint}; norm {norm.description}; {args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
         say("machine")
         bandwidth, products = measure_limits(args.dtypes)

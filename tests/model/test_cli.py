@@ -388,7 +388,8 @@ def test_help_shows_the_whole_docstring_and_the_norms_without_importing_torch(tm
     shown = " ".join(result.stdout.split())
     assert " ".join(ast.get_docstring(ast.parse(path.read_text())).split()) in shown
     assert str(ROOT) not in shown
-    if "--norms" in shown or "generate.py" in path.name or "train.py" in path.name:
+    names_norms = "--norms" in shown and path.name != "league.py"  # which takes other packages' alone
+    if names_norms or "generate.py" in path.name or "train.py" in path.name:
         assert "reference, torch, compile, triton, auto, or your own" in shown
 
 
