@@ -42,6 +42,7 @@ class EmulatedDriver:
         keep_freed_memory()
         self.gpu = GPUS[name]
         self.target = GPUTarget("cuda", self.gpu.arch, self.gpu.warp_size)
+        self.device = list(GPUS).index(name)  # Triton keeps compiled kernels by the device's number
         self.utils = self
         self.launcher_cls = Launcher
 
@@ -49,7 +50,7 @@ class EmulatedDriver:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.device
 
     def set_current_device(self, device: int) -> None:
         pass
