@@ -89,8 +89,8 @@ def random_checkpoint(folder: Path, config: LlamaConfig) -> Path:
 def main() -> None:
     args = parse_args()
     norm = load_backend(args.norm, CPU)
-    config = args.config or SMOLLM2_135M
-    path = args.ckpt / "config.json" if args.ckpt else config
+    shape = args.config or SMOLLM2_135M
+    path = args.ckpt / "config.json" if args.ckpt else shape
     config = LlamaConfig.load(path)
     if config.norm:
         raise InputError(f"{path} has the norm {config.norm}, and transformers RMSNorm alone; name a model with that")
@@ -100,7 +100,7 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(args.threads)  # for the processes started here
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.ckpt.resolve() if args.ckpt else random_checkpoint(Path(temporary) / "random", config)
-        checkpoint = args.ckpt or f"{config.stem}, random weights"
+        checkpoint = args.ckpt or f"{shape.stem}, random weights"
         print(f"{checkpoint}; norm {norm.description}; {args.repeats} pairs, median [quartiles]\n{describe(CPU)}")
         say("machine")
         bandwidth, products = measure_limits(args.dtypes)
