@@ -38,7 +38,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group()
     model.add_argument("--ckpt", type=Path, help="checkpoint directory (default: random weights)")
-    config_help = f"shape of the random weights, a config.json (default: {SMOLLM2_135M.relative_to(ROOT)})"
+    config_help = "shape of the random weights, a config.json (default: configs/smollm2-135m.json)"
     model.add_argument("--config", type=Path, help=config_help)
     add("--parts", type=names_in, default=",".join(HERE), help="what to measure, comma-separated")
     add("--dtypes", type=names_in, default=",".join(DTYPES), help="comma-separated; in training, bfloat16 is autocast")
