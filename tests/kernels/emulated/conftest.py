@@ -7,7 +7,6 @@ from multiprocessing import get_context
 import pytest
 
 from scripts.codegen.targets import TARGETS
-
 from tests.kernels.emulated import elsewhere
 
 
