@@ -53,7 +53,7 @@ def pytest_configure(config):
 def pytest_report_header(config):
     auto = str(choose_autocast_dtype("auto", CPU)).removeprefix("torch.")
     lines = [f"training runs: {config.getoption('--train-dtype')} by name; --dtype auto would be {auto} on this CPU"]
-    return lines + [f"norm triton: {description()}"] * bool(emulated_gpu())
+    return [*lines, f"norm triton: {description()}"] if emulated_gpu() else lines
 
 
 def pytest_collection_modifyitems(config, items):

@@ -245,6 +245,10 @@ def _asynchronous(instruction: Instruction, operands: Operands) -> Step | None:
         index = _shared_index(blocks, targets, width, "writes", mask=full)
         sources, sizes = np.broadcast_to(sources, index.shape), np.broadcast_to(sizes, index.shape)
         words = np.zeros(index.shape, WORDS[width])
+        if (large := sizes > width).any():
+            lane = int(np.flatnonzero(large)[0])
+            at = blocks.thread(lane, full, index.shape)
+            raise Violation(f"copies {int(sizes.flat[lane])} bytes where {width} are the most", at=at)
         for size in np.unique(sizes):
             if size == 0:
                 continue

@@ -1,6 +1,8 @@
 """What the other process of conftest.py does: it compiles with Triton, which may be in its interpreter in pytest's."""
 
 import importlib
+from contextlib import contextmanager
+from unittest import mock
 
 import torch
 
@@ -23,3 +25,25 @@ def call(gpu, path, *args):
     driver.set_active(EmulatedDriver(gpu))
     module, function = path.split(":")
     return getattr(importlib.import_module(module), function)(*args)
+
+
+@contextmanager
+def parsed_by(parse, *modules):
+    """Within it, kernels of the modules are read anew, from Triton's cache of files, and `parse` gets their text."""
+    from triton import JITFunction
+
+    from kernels.emulated import driver
+
+    def forget():
+        for value in (value for module in modules for value in vars(module).values()):
+            if isinstance(value, JITFunction):
+                vars(value)[
+                    "device_caches" if hasattr(value, "device_caches") else "cache"
+                ].clear()  # Triton 3.2: cache
+
+    with mock.patch.object(driver, "parse", parse):
+        forget()
+        try:
+            yield
+        finally:
+            forget()

@@ -1,5 +1,7 @@
 """Numbers that are hard on arithmetic."""
 
+import itertools
+
 import numpy as np
 
 from tests.kernels.emulated import exact
@@ -31,7 +33,19 @@ def special(kind):
     """Both zeros and infinities, NaN, the ends of the subnormal and of the normal numbers, neighbours of 1 and 2."""
     form = FORMATS[kind][0]
     step, normal = 2.0 ** (1 - form.precision), 2.0**form.smallest
-    positive = [0, form.tiny, normal - form.tiny, normal, 1 - step / 2, 1, 1 + step, 2 - step, 3, form.maximum, np.inf]
+    positive = [
+        0.0,
+        form.tiny,
+        normal - form.tiny,
+        normal,
+        1 - step / 2,
+        1,
+        1 + step,
+        2 - step,
+        3,
+        form.maximum,
+        np.inf,
+    ]
     return to_bits([sign * number for number in positive for sign in (1, -1)] + [np.nan], kind)
 
 
@@ -92,3 +106,18 @@ def near_numbers_of(kind, source, n=600):
         points = np.concatenate([value, middle]).astype(dtype)
         points = np.concatenate([points, np.nextafter(points, dtype(np.inf)), np.nextafter(points, dtype(-np.inf))])
     return points.view(FORMATS[source][1])
+
+
+def type_of(kind):
+    return np.dtype({"s": "i", "u": "u", "b": "u"}[kind[0]] + str(int(kind[1:].removesuffix("x2")) // 8))
+
+
+def integers(kind, count):
+    """`count` arrays: every pair (or triple) of the numbers at the ends of the type and around 0, and random ones."""
+    dtype = type_of(kind)
+    limits, generator = np.iinfo(dtype), np.random.default_rng(0)
+    edges = [limits.min, limits.min + 1, limits.max - 1, limits.max, 0, 1, 2, limits.max // 2 + 1, 0x55]
+    edges += [-1, -2, -0x56] if dtype.kind == "i" else []
+    columns = zip(*itertools.product(edges, repeat=count), strict=True)
+    some = [generator.integers(limits.min, limits.max, 100, dtype, endpoint=True) for _ in range(count)]
+    return [np.concatenate([np.array(edge, dtype), more]) for edge, more in zip(columns, some, strict=True)]

@@ -1,49 +1,37 @@
 """Checks of the norm's contract on kernels whose PTX was edited after they were compiled."""
 
 import re
-from unittest import mock
 
 import torch
 
 import kernels
 from kernels import triton_rms_norm
-from kernels.emulated import driver, ptx
+from kernels.emulated import ptx
 from tests.kernels import contract
+from tests.kernels.emulated.elsewhere import parsed_by
 
-KERNELS = ("_forward_kernel", "_projection_kernel", "_backward_kernel")
 
+def outcome(kernel, pattern, replacement, which, check, *args):
+    """In how many places the pattern stands, and the error of the check, by type and text, after the replacement.
 
-def outcome(kernel, pattern, replacement, check, *args):
-    """How often the pattern was replaced, in the one place or all, and the error of the check, by type and text.
-
-    `replacement` is a text and which of the places to change; None: all.
+    `which` of the places is changed; None: all.
     """
-    text, which = replacement
     places = 0
 
-    def edited(found):
+    def edited(text):
         nonlocal places
-        if f".entry {kernel}(" not in found:
-            return ptx.parse(found)
-        matches = list(re.finditer(pattern, found))
+        if f".entry {kernel}(" not in text:
+            return ptx.parse(text)
+        matches = list(re.finditer(pattern, text))
         places = max(places, len(matches))
-        for match in reversed(matches if which is None else [matches[which]]):
-            found = found[: match.start()] + match.expand(text) + found[match.end() :]
-        return ptx.parse(found)
+        for match in reversed(matches if which is None or not matches else [matches[which]]):
+            text = text[: match.start()] + match.expand(replacement) + text[match.end() :]
+        return ptx.parse(text)
 
     backend = kernels.load_backend("triton", torch.device("cpu"))
     try:
-        with mock.patch.object(driver, "parse", edited):
-            _forget_what_is_compiled()
+        with parsed_by(edited, triton_rms_norm):
             getattr(contract, check)(backend if check.startswith("add_") else backend.rms_norm, *args)
     except (AssertionError, ptx.EmulationError) as error:
         return places, type(error).__name__, str(error)
-    finally:
-        _forget_what_is_compiled()
     return places, None, ""
-
-
-def _forget_what_is_compiled():
-    """Have the next launch read its PTX anew, from Triton's cache of files."""
-    for kernel in KERNELS:
-        getattr(triton_rms_norm, kernel).device_caches.clear()

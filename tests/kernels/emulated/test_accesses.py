@@ -216,6 +216,14 @@ def test_asynchronous_copies(name, width):
     launch(whole.replace("cp.async.wait_group 0;", "cp.async.wait_all;"), x, out, shared=32 * width)
 
 
+def test_a_copy_of_more_than_its_width_is_refused():
+    x = torch.zeros(64)
+    body = f"""{PLACE} mad.wide.u32 %l20, %r30, 4, %l0; mov.b32 %r28, global_smem; mad.lo.s32 %r29, %r30, 4, %r28;
+        add.s32 %r27, %r30, -3; max.s32 %r27, %r27, 0; cp.async.ca.shared.global [%r29], [%l20], 4, %r27;"""
+    with pytest.raises(EmulationError, match="thread 8: copies 5 bytes where 4 are the most"):
+        launch(body, x, shared=128)
+
+
 # Atomic instructions
 
 ATOMICS = {

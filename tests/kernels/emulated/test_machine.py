@@ -171,6 +171,50 @@ def test_blocks_that_run_side_by_side_give_what_each_gives_alone():
     assert out.equal((block * (block + 1) // 2).int()[:, None].expand(700, 32))
 
 
+def test_registers_are_packed_and_taken_apart():
+    """mov.b32 and mov.b64 with {...} on either side; the first part is in the lowest bits, and _ takes nothing."""
+    a, b = (np.arange(5, dtype=np.uint16) * 771 + at for at in (1, 40000))
+    word = a.astype(np.uint32) | b.astype(np.uint32) << 16
+    assert (compute("mov.b32 %y, {%a, %b};", a, b, result=np.uint32) == word).all()
+    assert (compute("mov.b32 {%y, %h1}, %a;", word, result=np.uint16) == a).all()
+    assert (compute("mov.b32 {_, %y}, %a;", word, result=np.uint16) == b).all()
+    double = word.astype(np.uint64) | (word[::-1].astype(np.uint64) << np.uint64(32))
+    assert (compute("mov.b64 %y, {%a, %b};", word, word[::-1].copy(), result=np.uint64) == double).all()
+    assert (compute("mov.b64 {%r0, %y}, %a;", double, result=np.uint32) == word[::-1]).all()
+    assert (compute("mov.b64 {%h0, %h1, %h2, %y}, %a;", double, result=np.uint16) == b[::-1]).all()
+    small = "cvt.u8.u32 %h0, %a; cvt.u8.u32 %h1, %b; mov.b16 %y, {%h0, %h1};"
+    assert (compute(small, np.uint32([0x1FE]), np.uint32([0x2A5]), result=np.uint16) == 0xA5FE).all()
+
+
+def test_immediate_numbers():
+    """Decimal, hexadecimal, negative and floating-point ones, of any size of register."""
+    nothing = np.zeros(1, np.uint32)
+    for text, result, expected in [
+        ("mov.b32 %y, -1;", np.uint32, 2**32 - 1),
+        ("mov.u32 %y, 0xff;", np.uint32, 255),
+        ("mov.b16 %y, -3;", np.int16, -3),
+        ("mov.u16 %y, 7;", np.uint16, 7),
+        ("mov.b64 %y, -5;", np.int64, -5),
+        ("mov.u64 %y, 0x8000000000000000;", np.uint64, 2**63),
+        ("mov.s32 %y, 12;", np.int32, 12),
+        ("mov.b32 %y, 0f3F800000;", np.float32, 1.0),
+        ("mov.f32 %y, 0fBF000000;", np.float32, -0.5),
+        ("mov.f64 %y, 0d3FF8000000000000;", np.float64, 1.5),
+        ("mov.b32 %r0, 0f40000000; add.f32 %y, %r0, 0f3F800000;", np.float32, 3.0),
+    ]:
+        assert compute(text, nothing, result=result).tolist() == [expected], text
+
+
+def test_a_narrow_result_fills_a_wide_register():
+    """With zeros, or with the sign; a narrow read takes the lower bits."""
+    assert compute("cvt.s8.s32 %r0, %a; mov.b32 %y, %r0;", np.int32([-2, 127]), result=np.int32).tolist() == [-2, 127]
+    assert compute("cvt.u8.u32 %r0, %a; mov.b32 %y, %r0;", np.uint32([0x1FE]), result=np.uint32).tolist() == [0xFE]
+    assert compute("cvt.u32.u16 %y, %a;", np.uint32([0x12345]), result=np.uint32).tolist() == [0x2345]
+
+
+# What is not known
+
+
 @pytest.mark.parametrize(
     ("instruction", "name"),
     [
