@@ -58,16 +58,13 @@ def width_of(instruction: Instruction) -> int | None:
 
 
 def _parameter(instruction: Instruction, operands: Operands) -> Step | None:
-    name = instruction.operands[1].strip("[] ")
-    if name not in operands.parameters:
-        return None
-    number = operands.parameters.index(name)
     dtype = DTYPES[instruction.parts[-1]]
+    read_address = operands.address(instruction.operands[1])
     write = operands.write(instruction.operands[0], dtype)
 
     def load(blocks: Blocks, mask: Array | None) -> None:
-        bits = blocks.arguments[number] & ((1 << 8 * dtype.itemsize) - 1)
-        write(blocks, np.full((1, 1), bits, f"u{dtype.itemsize}").view(dtype), mask)
+        bits = blocks.arguments[read_address(blocks) >> 3]
+        write(blocks, bits.astype(f"u{dtype.itemsize}").view(dtype), mask)
 
     return load
 

@@ -34,7 +34,8 @@ class Blocks:
         threads = np.arange(program.threads)[None]
         self.warps, self.lanes = threads // WARP, threads % WARP  # (1, T)
         self.barriers = np.ones((len(ids), 1), np.int64)  # that each block has passed, and one
-        self.arguments = [*arguments, *[0] * len(program.parameters)]  # bits; Triton adds null pointers at the end
+        bits = [*arguments, *[0] * len(program.parameters)]  # Triton adds null pointers at the end
+        self.arguments = np.array([each % 2**64 for each in bits], np.uint64)
         self.memory, self.counts = memory, counts
         self.shared = SharedMemory(len(ids), *shared)
         self._mark()

@@ -125,19 +125,17 @@ class Machine:
 
     def _pointers(self) -> tuple[list[int], list[int]]:
         """The numbers of the parameters whose memory may be loaded, and of those whose memory may be stored to."""
-        reached: dict[str, set[int]] = {}  # by a register, from parameters
+        reached = {name: {number} for number, name in enumerate(self.program.parameters)}  # and by which registers
         loaded, stored, before = set(), set(), -1
         while before != (before := sum(map(len, reached.values()))):  # again, for what loops carry
             for instruction in self.program.instructions:
                 first, *rest = instruction.parts
                 names = [re.findall(r"%?[A-Za-z_$][\w$.]*", operand) for operand in instruction.operands]
                 sources: set[int] = set().union(*(reached.get(name, set()) for part in names[1:] for name in part))
-                if first == "ld" and rest[0] == "param":
-                    sources = {number for number, name in enumerate(self.program.parameters) if name in names[1]}
-                elif first in ("ld", "ldu") or instruction.name.startswith("cp.async.c"):
+                if (first in ("ld", "ldu") and rest[0] != "param") or instruction.name.startswith("cp.async.c"):
                     loaded |= sources
                     continue
-                elif first == "st":
+                if first == "st":
                     stored |= set().union(*(reached.get(name, set()) for name in names[0]))
                     continue
                 for name in names[0] if names else []:

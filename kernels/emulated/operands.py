@@ -25,7 +25,8 @@ class Operands:
         self.slots = {name: slot for slot, name in enumerate(program.registers)}
         self.bits = program.registers
         self.parameters = program.parameters
-        self.symbols, end = {"global_smem": 0}, 0
+        # A parameter has an address where the compiler chooses among several of them.
+        self.symbols, end = {"global_smem": 0} | {name: 8 * number for number, name in enumerate(self.parameters)}, 0
         for name, size in program.static_shared.items():
             self.symbols[name], end = end, end + -(-size // 16) * 16
 
