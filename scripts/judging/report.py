@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from model.training.picture import new_figure
 from scripts.judging.judge import PASSES, Verdict
 
 FLOORS = {"forward": 4, "backward": 6, "add": 8}  # bytes an element that must move, in bfloat16
@@ -76,13 +77,13 @@ def draw(verdicts: list[Verdict], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
     # in the first form that each claims
     firsts = list({verdict.norm: verdict for verdict in reversed(verdicts) if not verdict.why_not}.values())[::-1]
     widths = sorted({width for verdict in firsts for moved in verdict.moved.values() for width in moved})
-    figure, panels = plt.subplots(1, 3, sharey=True, figsize=(13, 1.2 + 0.27 * len(firsts)), layout="constrained")
+    figure = new_figure(13, 1.2 + 0.27 * len(firsts))
+    panels = figure.subplots(1, 3, sharey=True)
     for panel, pass_name in zip(panels, PASSES, strict=True):
         ratios = np.full((len(firsts), len(widths)), np.nan)
         for row, verdict in enumerate(firsts):
