@@ -74,9 +74,7 @@ def table(verdicts: list[Verdict]) -> str:
 
 def draw(verdicts: list[Verdict], path: Path) -> None:
     """A picture of the bytes moved over the floor: a row for each norm, a column for each width."""
-    import matplotlib
 
-    matplotlib.use("Agg")
     import numpy as np
 
     # in the first form that each claims
