@@ -74,7 +74,6 @@ def table(verdicts: list[Verdict]) -> str:
 
 def draw(verdicts: list[Verdict], path: Path) -> None:
     """A picture of the bytes moved over the floor: a row for each norm, a column for each width."""
-
     import numpy as np
 
     # in the first form that each claims
