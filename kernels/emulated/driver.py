@@ -134,7 +134,7 @@ class Launcher:
                 tensors = {name: value for name, value in zip(self.kinds, args, strict=True) if torch.is_tensor(value)}
                 counts.tensors = {name: (tuple(each.shape), each.element_size()) for name, each in tensors.items()}
                 self.counted.append(counts)
-            self.machine.run((x, y, z), bits, memory, counts, only, self.workers)
+            self.machine.run((x, y, z), bits, memory, counts, only=only, workers=self.workers)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def check_addresses(monkeypatch, last_program=False):
 
 def _run_last_program(self, run, grid, *arguments, **options):
     ids = np.arange(math.prod(grid))
-    run(self, grid, *arguments, **options, only=ids[ids % grid[0] == grid[0] - 1])
+    run(self, grid, *arguments, **{**options, "only": ids[ids % grid[0] == grid[0] - 1]})
 
 
 class _Checked:
