@@ -38,7 +38,8 @@ MISTAKES = {
         FORWARD, r"bar\.sync\s+0;", "", WATCH, "reads shared memory that another warp has written since", VALUES
     ),
     "a barrier is missing before what was copied is read": Mistake(
-        BACKWARD, r"bar\.sync\s+0;", "", WATCH, "reads shared memory that another warp has written since", GRADIENTS
+        BACKWARD, r"(cp\.async\.wait_group\s+\d+;\s+)bar\.sync\s+0;", r"\1", WATCH,
+        "reads shared memory that another warp has written since", GRADIENTS
     ),
     "a barrier is missing at the end of backward": Mistake(
         BACKWARD, r"bar\.sync\s+0;", "", WATCH, "shared memory that another warp has", GRADIENTS, -1
@@ -89,7 +90,8 @@ MISTAKES = {
         BACKWARD, r"(selp\.b32\s+%\w+), 16, 0,", r"\1, 0, 16,", WATCH, "outside the tensors", GRADIENTS, None
     ),
     "shared memory is written beside its place": Mistake(
-        BACKWARD, r"(st\.shared\.b32\s+\[%\w+)\+(\d+)\]", r"\1+1\2]", WATCH, "of shared memory", GRADIENTS
+        BACKWARD, r"(st\.shared(?:::cta)?\.b32\s+\[ ?%\w+ ?\+ ?)(\d+)", r"\g<1>1000\2", WATCH,
+        "of shared memory", GRADIENTS
     ),
     "a loop ends after its first step": Mistake(
         BACKWARD, r"@(%\w+) bra\s+(\S+_2;)", r"@!\1 bra \2", RESULT, "found .* expected", GRADIENTS
