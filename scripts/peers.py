@@ -41,6 +41,11 @@ class Package(NamedTuple):
     add_source: str = ""
     add: Callable[..., Any] | None = None  # (what add_source holds, x, residual, weight, eps, form) -> (y, h)
     bare: bool = False  # the __init__ of its packages is left out: it wants more than the norm does
+    add_forms: tuple[str, ...] = ()  # of add, if it has not all of `forms`
+
+    def adds_in(self, form: str) -> bool:
+        """True if it has a kernel for the add and the norm together in the form of this name."""
+        return self.add is not None and form in (self.add_forms or self.forms)
 
 
 def torch_fused(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = True) -> Tensor:
@@ -121,7 +126,7 @@ PACKAGES = {
     "conch": Package(
         "conch-triton-kernels", ("llama", "gemma"), "conch.ops.normalization.rms_norm:rms_norm", _conch,
         "conch.ops.normalization.rms_norm:fused_add_rms_norm",
-        lambda f, x, r, w, eps, form: _in_place(f, x, r, w, eps),
+        lambda f, x, r, w, eps, form: _in_place(f, x, r, w, eps), add_forms=("llama",),
     ),
     "fms": Package(
         "fms-acceleration-foak", ("llama", "gemma"),

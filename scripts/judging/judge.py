@@ -71,7 +71,7 @@ def judge(name: str, form_name: str, gpu: str, widths: list[int]) -> Verdict:
     except (*kernel_errors(), ImportError) as error:
         verdict.why_not = one_line(error)
         return verdict
-    verdict.adds = package is None or package.add is not None
+    verdict.adds = package is None or package.adds_in(form_name)
     verdict.backward = has_backward(backend.rms_norm)
     for pass_name, check, arguments in checks_of(form, verdict):
         found = outcome(check, backend if pass_name == "add" else backend.rms_norm, arguments, form)
