@@ -26,6 +26,10 @@ SHARED = [
     ("st.shared.v2.b32", "ld.shared.v2.b32"), ("st.shared.v4.b32", "ld.shared.v4.b32"),
     ("st.shared.v2.b64", "ld.shared.v2.b64"),
     ("st.shared.v4.b32", "ld.shared.b32"), ("st.shared.b16", "ld.shared.v4.b32"),
+    ("st.shared.u16", "ld.shared.u16"), ("st.shared.b32", "ld.shared.u32"), ("st.shared.b32", "ld.shared.f32"),
+    ("st.shared.b64", "ld.shared.u64"), ("st.shared.b64", "ld.shared.f64"), ("st.shared.v4.b16", "ld.shared.v2.u32"),
+    ("st.shared.v2.b64", "ld.shared.v2.u64"), ("st.shared.v4.b32", "ld.shared.v4.u32"),
+    ("st.shared.v4.b32", "ld.shared.v4.f32"),
 ]  # fmt: skip
 PLACE = "mov.u32 %r30, %tid.x;\n"
 
@@ -108,17 +112,20 @@ def test_shared_memory(store, load, space):
 
 def test_parameters_are_read_as_the_bits_that_an_instruction_names():
     """The lower half of an address, that with its sign, all of it."""
-    x, out = torch.zeros(4), torch.zeros(3, dtype=torch.int64)
+    x, out = torch.zeros(4), torch.zeros(5, dtype=torch.int64)
     body = """
         ld.param.b32 %r0, [kernel_param_0];
         ld.param.s32 %l8, [kernel_param_0];
         ld.param.u64 %l9, [kernel_param_0];
         cvt.u64.u32 %l10, %r0;
+        ld.param.u32 %r1, [kernel_param_0]; cvt.u64.u32 %l11, %r1;
+        ld.param.f32 %r2, [kernel_param_0]; cvt.u64.u32 %l12, %r2;
         st.global.b64 [%l1], %l10; st.global.b64 [%l1 + 8], %l8; st.global.b64 [%l1 + 16], %l9;
+        st.global.b64 [%l1 + 24], %l11; st.global.b64 [%l1 + 32], %l12;
     """
     launch(body, x, out)
     lower = out[2] & 0xFFFFFFFF
-    assert out.tolist() == [lower, (lower ^ 0x80000000) - 0x80000000, out[2]]
+    assert out.tolist() == [lower, (lower ^ 0x80000000) - 0x80000000, out[2], lower, lower]
 
 
 # Matrices in shared memory
