@@ -52,6 +52,8 @@ class Program(NamedTuple):
     static_shared: dict[str, int]  # bytes of the shared variables whose size is known
     instructions: list[Instruction]
     labels: dict[str, int]  # AMBIGUOUS, where blocks of inline assembly have one of the same name
+    local: dict[str, int]  # bytes of each thread's own variables
+    constants: dict[str, bytes]  # tables in global memory, as of the digits of 2 / pi
 
 
 class EmulationError(InputError):
@@ -70,6 +72,8 @@ def parse(text: str) -> Program:
     files = {number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
     shared = re.findall(r"\.shared\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[(\d+)\]", text)
     body = _body(text, entry.end())
+    local = re.findall(r"\.local\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[(\d+)\]", body)
+    tables = re.findall(r"\.global\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[\d+\]\s*=\s*\{([\d,\s]*)\}", text)
     registers, instructions, labels = {}, [], {}
     places: dict[tuple[str, ...], Place] = {}
     place, statement = None, ""
@@ -94,7 +98,10 @@ def parse(text: str) -> Program:
     count = 1
     for size in threads.groups():
         count *= int(size or 1)
-    return Program(name, tuple(p for _, p, _ in found), count, registers, sizes, instructions, labels)
+    names = tuple(parameter for _, parameter, _ in found)
+    own = {variable: int(size) for variable, size in local}
+    constants = {table: bytes(int(byte) for byte in values.split(",")) for table, values in tables}
+    return Program(name, names, count, registers, sizes, instructions, labels, own, constants)
 
 
 def _body(text: str, start: int) -> str:

@@ -128,6 +128,51 @@ def test_parameters_are_read_as_the_bits_that_an_instruction_names():
     assert out.tolist() == [lower, (lower ^ 0x80000000) - 0x80000000, out[2], lower, lower]
 
 
+LOCAL = ".local .align 8 .b8 __local_depot0[32]; .reg .b32 %SPL; mov.b32 %SPL, __local_depot0;"
+
+
+def test_local_memory_is_each_threads_own():
+    """A thread reads what it has written itself, also at an address that its 32 bits come round to."""
+    out = torch.zeros(64, 4, dtype=torch.int32)
+    body = f"""{LOCAL} {PLACE} mad.wide.u32 %l20, %r30, 16, %l0; and.b32 %r0, %r30, 3;
+        mad.lo.s32 %r1, %r0, 8, %SPL; add.s32 %r2, %r30, 1000;
+        st.local.v2.b32 [%r1], {{%r30, %r2}};
+        setp.lt.u32 %p0, %r30, 40; @%p0 st.local.b32 [%r1+4], 7;
+        sub.s32 %r3, %r1, 32;
+        ld.local.b32 %r4, [%r1]; ld.local.u32 %r5, [%r3+36];
+        mov.b64 %l21, __local_depot0; ld.local.b64 %l22, [%l21]; mov.b64 {{%r6, %r7}}, %l22;
+        st.global.v4.b32 [%l20], {{%r4, %r5, %r6, %r7}};"""
+    launch(body, out, threads=32, blocks=1)
+    launch(body, out, threads=64)
+    thread = torch.arange(64)
+    assert out[:, 0].equal(thread.int())
+    assert out[:, 1].equal(torch.where(thread < 40, 7, thread + 1000).int())
+    assert out[thread % 4 == 0, 2].equal(thread[::4].int())  # nobody else has written there
+    assert out[thread % 4 != 0, 2].eq(-1).all()
+
+
+@pytest.mark.parametrize("address", [32, 28, -8, 4])
+def test_local_memory_is_watched(address):
+    found = address % 2**32 if address < 0 else address
+    with pytest.raises(EmulationError, match=rf"thread 0: reads 8 bytes at byte -?{abs(address)} of its local memory"):
+        launch(f"{LOCAL} add.s32 %r0, %SPL, {address}; ld.local.b64 %l10, [%r0];")
+    with pytest.raises(EmulationError, match="writes 8 bytes at byte"):
+        launch(f"{LOCAL} add.s32 %r0, %SPL, {found}; st.local.b64 [%r0], %l10;")
+
+
+def test_a_kernels_own_table_is_read():
+    out = torch.zeros(32, dtype=torch.int32)
+    body = f"""{PLACE} .global .align 4 .b8 table[12] = {{1, 0, 0, 0, 2, 1, 0, 0, 3, 0, 0, 255}}; mov.b64 %l9, table;
+        rem.u32 %r0, %r30, 3; mad.wide.u32 %l10, %r0, 4, %l9; ld.global.nc.b32 %r1, [%l10];
+        mad.wide.u32 %l11, %r30, 4, %l0; st.global.b32 [%l11], %r1;"""
+    launch(body, out)
+    assert out.tolist() == ([1, 258, 3 - 2**24] * 11)[:32]
+    with pytest.raises(
+        EmulationError, match=r"reads 4 bytes outside the tensors: 0 bytes behind the end of table \(12"
+    ):
+        launch(body.replace("rem.u32 %r0, %r30, 3", "mov.b32 %r0, 3"), out)
+
+
 # Matrices in shared memory
 
 
