@@ -76,12 +76,17 @@ def parse(text: str) -> Program:
     tables = re.findall(r"\.global\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[\d+\]\s*=\s*\{([\d,\s]*)\}", text)
     registers, instructions, labels = {}, [], {}
     places: dict[tuple[str, ...], Place] = {}
-    place, statement = None, ""
+    place, statement, inline = None, "", False
     for line in body.splitlines():
-        line = line.partition("//")[0].strip()
+        line, _, comment = line.partition("//")
+        line = line.strip()
+        if comment.endswith(" inline asm"):
+            inline = comment.strip().startswith("begin")
         if location := LOCATION.match(line):
             at, outer = location.groups()[:3], location.groups()[3:]
-            if at[1] != "0":  # else the compiler knows none
+            if (
+                at[1] != "0" and not inline
+            ):  # in line 0 the compiler knows none; inside, it counts the lines of the text
                 caller = places.get(outer)
                 kernels = caller and (caller.kernels or caller)
                 places[at] = place = Place(files.get(at[0], at[0]), int(at[1]), int(at[2]), kernels)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.helpers import ROOT
+
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is made for Linux alone")
 
 WRONG = {
@@ -43,6 +45,9 @@ def test_a_wrong_kernel_is_refused_and_the_right_one_passes(compiled, gpu, name)
     assert compiled(gpu, "watched:outcome", name, False) == ""
     found = compiled(gpu, "watched:outcome", name, True)
     assert re.match(WRONG[name], found), found
+    source = (ROOT / "tests" / "kernels" / "emulated" / "watched.py").read_text(encoding="utf-8").splitlines()
+    [line] = re.findall(r"watched\.py:(\d+)", found)
+    assert re.search(r"tl\.(load|store|atomic_add)\(", source[int(line) - 1]), found
 
 
 class Fault(NamedTuple):
