@@ -214,6 +214,6 @@ def _small(to: str, source: str, rest: list[str]) -> Operation | None:
     if source == "f32":
         return _pair(narrow, to)
     if source in ("f16x2", "bf16x2"):
-        part, widen = PAIRS[source], WIDE[source][0]
-        return Operation(lambda x: pack(narrow(widen(unpack(x, part))), DTYPES[to]), (DTYPES[source],), DTYPES[to])
+        part, to_float = PAIRS[source], WIDE[source][0]
+        return Operation(lambda x: pack(narrow(to_float(unpack(x, part))), DTYPES[to]), (DTYPES[source],), DTYPES[to])
     return None
