@@ -3,9 +3,9 @@
     from kernels.emulated import emulate
     emulate("sm_90")     # before Triton is imported; from then on every launch of this process runs here
 
-ptx.py reads what Triton compiles; machine.py runs it, with arithmetic.py, integers.py and conversions.py for numbers,
-accesses.py for memory, warps.py and matrix_unit.py for what threads do together; memory.py watches; counts.py counts;
-driver.py puts Triton on it.
+ptx.py reads what Triton compiles; machine.py runs it, with arithmetic.py, integers.py, carries.py and conversions.py
+for numbers, accesses.py for memory, warps.py and matrix_unit.py for what threads do together; memory.py watches;
+counts.py counts; driver.py puts Triton on it.
 """
 
 from __future__ import annotations

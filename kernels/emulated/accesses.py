@@ -14,7 +14,7 @@ from kernels.emulated.memory import SPACE, SeveralTensors, Violation
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
 from kernels.emulated.rounding import Array, from_bfloat16, to_bfloat16
-from kernels.emulated.words import WORDS
+from kernels.emulated.words import WORDS, as_words
 
 
 def access(instruction: Instruction, operands: Operands) -> Step | None:
@@ -35,11 +35,11 @@ def access(instruction: Instruction, operands: Operands) -> Step | None:
 
 
 def space_of(instruction: Instruction) -> str | None:
-    """ "global" or "shared", of an access that is emulated; None of others."""
+    """ "global", "shared" or "local", of an access that is emulated; None of others."""
     spaces = {part.partition(":")[0] for part in instruction.parts}
-    if spaces & {"local", "const", "param", "tensor", "bulk"}:
+    if spaces & {"const", "param", "tensor", "bulk"}:
         return None
-    return "shared" if "shared" in spaces else "global"
+    return next((space for space in ("shared", "local") if space in spaces), "global")
 
 
 def width_of(instruction: Instruction) -> int | None:
@@ -83,15 +83,19 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
         addresses = read_address(blocks)
         if space == "shared" and addresses.shape[1] == 1:  # each thread leaves its own mark there
             return np.broadcast_to(addresses, (len(addresses), blocks.shape[1]))
-        return addresses
+        return blocks.full(addresses) if space == "local" else addresses
 
-    move = {"global": (_load_global, _store_global), "shared": (_load_shared, _store_shared)}[space][not loads]
+    move = {
+        "global": (_load_global, _store_global),
+        "shared": (_load_shared, _store_shared),
+        "local": (_load_local, _store_local),
+    }[space][not loads]
     if loads:
         writes = [operands.write(name, dtype) for name in names]
 
         def load(blocks: Blocks, mask: Array | None) -> None:
             addresses, mask = _active(blocks, locate(blocks), mask)
-            if blocks.counts:
+            if blocks.counts and space != "local":
                 blocks.counts.access(space, "load", blocks, addresses, mask, width)
             words = move(blocks, addresses, width, mask=mask)
             values = unpack(_everywhere(blocks, words, mask), dtype)
@@ -112,7 +116,7 @@ def _load_or_store(instruction: Instruction, operands: Operands) -> Step | None:
             words = blocks.full(words)[mask]
         elif space == "global" and words.shape != addresses.shape:
             addresses, words = np.broadcast_arrays(addresses, words)
-        if blocks.counts:
+        if blocks.counts and space != "local":
             blocks.counts.access(space, "store", blocks, addresses, mask, width)
         move(blocks, addresses, words, width, mask=mask)
 
@@ -206,6 +210,23 @@ def _store_shared(blocks: Blocks, addresses: Array, words: Array, width: int, ma
     if blocks.copies:
         blocks.shared.refuse_under_way(index, width)
     blocks.shared.store(index, words, width, blocks.who(mask))
+
+
+@_naming_the_thread
+def _load_local(blocks: Blocks, addresses: Array, width: int, mask: Array | None) -> Array:
+    index = blocks.local.index(addresses, width, "reads", _threads(blocks, mask))
+    return as_words(blocks.local.bytes, width)[index]
+
+
+@_naming_the_thread
+def _store_local(blocks: Blocks, addresses: Array, words: Array, width: int, mask: Array | None) -> None:
+    index = blocks.local.index(addresses, width, "writes", _threads(blocks, mask))
+    as_words(blocks.local.bytes, width)[index] = words
+
+
+def _threads(blocks: Blocks, mask: Array | None) -> Array:
+    """The numbers of the threads of a mask, among all blocks'."""
+    return np.flatnonzero(mask) if mask is not None else np.arange(blocks.full(blocks.lanes).size).reshape(blocks.shape)
 
 
 @_naming_the_thread

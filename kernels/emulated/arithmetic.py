@@ -189,6 +189,9 @@ def _extreme(base: str, modifiers: list[str], kind: str, count: int, allowed: se
 def _approximation(base: str, modifiers: list[str], kind: str) -> Operation | None:
     if (base, kind) == ("rsqrt", "f64") and modifiers == ["approx"]:  # the manual gives no bound
         return _float_operation(1, lambda x: 1 / np.sqrt(x), kind, modifiers)
+    if kind == "f64" and base in ("rcp", "rsqrt") and modifiers == ["approx", "ftz"]:
+        exact = np.reciprocal if base == "rcp" else lambda x: 1 / np.sqrt(x)
+        return _float_operation(1, lambda x: _upper_word(exact(_upper_word(x))), kind, [])
     if kind != "f32" or set(modifiers) not in ({"approx"}, {"approx", "ftz"}, {"full"}, {"full", "ftz"}):
         return None
     if base == "div":
@@ -207,6 +210,12 @@ def _approximation(base: str, modifiers: list[str], kind: str) -> Operation | No
         return np.where(known, exact.astype(np.float32), result)
 
     return _float_operation(1, compute, kind, modifiers)
+
+
+def _upper_word(x: Array) -> Array:
+    """Of a float64 its upper 32 bits, to which rcp.approx.ftz.f64 confines itself; subnormal numbers become zeros."""
+    upper = (x.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+    return np.where(np.abs(x) < np.finfo(np.float64).tiny, np.copysign(0.0, x), np.where(np.isnan(x), np.nan, upper))
 
 
 def _divide(a: Array, b: Array) -> Array:

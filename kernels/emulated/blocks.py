@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES
-from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, Incomplete, SharedMemory
+from kernels.emulated.memory import LAST_MARK, ON_ITS_WAY, GlobalMemory, Incomplete, LocalMemory, SharedMemory
 from kernels.emulated.rounding import Array
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class Blocks:
         self.memory, self.counts = memory, counts
         self.shared = SharedMemory(len(ids), *shared)
         self._mark()
+        self.local = LocalMemory(
+            len(ids) * program.threads, sum(-(-size // 16) * 16 for size in program.local.values())
+        )
         self.synchronises = synchronises  # by atomic instructions, so that blocks may read what others wrote
         # A register that nobody has written is all ones: NaN, -1, an address that is outside of everything.
         poison = {bits: np.full((1, 1), -1, f"i{bits // 8}").view(f"u{bits // 8}") for bits in (8, 16, 32, 64)}
@@ -53,6 +56,7 @@ class Blocks:
         self.special = {name: np.array(value, np.uint32, ndmin=2) for name, value in special.items()}
         self.groups = np.zeros((len(ids), 1), np.int64)  # of asynchronous copies, that each block has committed
         self.copies: list[Copies] = []
+        self.carry = np.zeros((1, 1), np.uint64)  # of the last sum that left one
 
     def who(self, mask: Array | None) -> Array:
         """The mark that each thread of the mask leaves in shared memory now, int16; (1, T) if blocks don't differ."""

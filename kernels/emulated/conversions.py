@@ -170,7 +170,7 @@ def _clipped(dtype: np.dtype) -> Function:
 SMALL = {"e4m3x2": (4, 7, 0x7E), "e5m2x2": (5, 15, 0x7B)}
 
 
-def _values(kind: str) -> Array:
+def small_values(kind: str) -> Array:
     """The float16 of each of the 256 codes."""
     exponent_bits, bias, largest = SMALL[kind]
     mantissa_bits = 7 - exponent_bits
@@ -186,7 +186,7 @@ def _values(kind: str) -> Array:
 
 def _to_small(x: Array, kind: str) -> Array:
     """The nearest code, ties to even; beyond the largest number, that one."""
-    values = _values(kind)[: SMALL[kind][2] + 1].astype(np.float32)
+    values = small_values(kind)[: SMALL[kind][2] + 1].astype(np.float32)
     between = (values[1:] + values[:-1]) / 2
     code = np.searchsorted(between, np.abs(x))
     tie = between[np.minimum(code, len(between) - 1)] == np.abs(x)
@@ -198,7 +198,7 @@ def _small(to: str, source: str, rest: list[str]) -> Operation | None:
     if source in SMALL:
         if to not in ("f16x2", "bf16x2") or not {"rn", "relu"}.issuperset(rest):
             return None
-        table, half = _values(source).astype(np.float32), WIDE[to][1]
+        table, half = small_values(source).astype(np.float32), WIDE[to][1]
 
         def widen(codes: Array) -> Array:
             values = table[unpack(codes, DTYPES["u8"])]
@@ -213,6 +213,7 @@ def _small(to: str, source: str, rest: list[str]) -> Operation | None:
 
     if source == "f32":
         return _pair(narrow, to)
-    if source == "f16x2":
-        return Operation(lambda x: pack(narrow(unpack(x, PAIRS[source])), DTYPES[to]), (DTYPES[source],), DTYPES[to])
+    if source in ("f16x2", "bf16x2"):
+        part, to_float = PAIRS[source], WIDE[source][0]
+        return Operation(lambda x: pack(narrow(to_float(unpack(x, part))), DTYPES[to]), (DTYPES[source],), DTYPES[to])
     return None

@@ -127,6 +127,11 @@ class Launcher:
             ]
             if not x * y * z:
                 return
+            if x >= 2**31 or max(y, z) >= 2**16:
+                raise EmulationError(
+                    f"{self.kernel}: a grid of {x} x {y} x {z} blocks, where a GPU takes up to "
+                    "2147483647 x 65535 x 65535; put the larger number first"
+                )
             only = self.chosen[-1](x * y * z) if self.chosen else None
             counts = None
             if self.counted is not None:

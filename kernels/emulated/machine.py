@@ -15,6 +15,7 @@ import numpy as np
 from kernels.emulated.accesses import access, space_of, width_of
 from kernels.emulated.arithmetic import operation
 from kernels.emulated.blocks import Blocks
+from kernels.emulated.carries import carrying
 from kernels.emulated.counts import Counts
 from kernels.emulated.matrix_unit import matrix_product
 from kernels.emulated.memory import GlobalMemory, Incomplete, Violation
@@ -56,6 +57,7 @@ class Machine:
         only: Sequence[int] | None = None, workers: ThreadPoolExecutor | None = None,
     ) -> None:  # fmt: skip
         """Run the blocks of a grid, or `only` some of them. Raises EmulationError at what a GPU would not forgive."""
+        memory.add_constants(self.program.constants)
         ids = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.asarray(only)
         given = dict(enumerate(arguments))
         memory.watch(*([given.get(i, 0) for i in parameters] for parameters in (self.loaded, self.stored)))
@@ -221,7 +223,10 @@ class Machine:
             return self._move(instruction)
         if name == "selp":
             return self._select(instruction)
-        return together(instruction, self.operands) or self._compute(instruction)
+        for known in (together, carrying):
+            if step := known(instruction, self.operands):
+                return step
+        return self._compute(instruction)
 
     def _compute(self, instruction: Instruction) -> Step | None:
         target, *sources = instruction.operands or ("",)

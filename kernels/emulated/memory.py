@@ -12,19 +12,23 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 
 from kernels.emulated.rounding import Array
 from kernels.emulated.words import WORDS, as_words, lazy_zeros, memory_at, ones
 
 if TYPE_CHECKING:
-    import torch
-
     from kernels.emulated.unwritten import Shadow
 
 SPACE = 40  # bits of the offset within a tensor's storage
 UNWRITTEN, ON_ITS_WAY = 32767, 32766  # the mark of a place in shared memory that has no writer yet
 LAST_MARK = 510 << 6  # marks below it count barriers
 SEVERAL = 63  # instead of the one warp that read a place
+
+
+def constant_addresses(constants: dict[str, bytes]) -> dict[str, int]:
+    """Where a kernel's own tables are: behind all tensors."""
+    return {name: (2**22 + number) << SPACE for number, name in enumerate(constants)}
 
 
 class Threads(Protocol):
@@ -125,6 +129,12 @@ class GlobalMemory:
         number = len(self.buffers) + 1
         buffer = self.buffers[number] = Buffer(name, tensor, number, self.storages[key])
         return buffer.base + buffer.first
+
+    def add_constants(self, constants: dict[str, bytes]) -> None:
+        """Tables that a kernel brings along."""
+        for name, address in constant_addresses(constants).items():
+            tensor = torch.tensor(list(constants[name]), dtype=torch.uint8)
+            self.buffers[address >> SPACE] = Buffer(name, tensor, address >> SPACE, Storage(tensor, None))
 
     def _find(self, addresses: Array, width: int, does: str) -> tuple[Buffer, Array]:
         """The buffer that holds all addresses, and the index of each in it, in words of `width` bytes."""
@@ -247,6 +257,23 @@ class GlobalMemory:
         if buffer.storage.shadow:
             self._check_written(buffer, buffer.storage.shadow, index, width, "changes")
         return as_words(buffer.storage.bytes, width), index
+
+
+class LocalMemory:
+    """What each thread has to itself, poisoned: an array that a kernel indexes, as the sine of a large number does."""
+
+    def __init__(self, threads: int, size: int) -> None:
+        self.size = size  # of a thread's part
+        self.bytes = np.full(threads * size, 0xFF, np.uint8)
+
+    def index(self, addresses: Array, width: int, does: str, threads: Array) -> Array:
+        """The number of each thread's address among all words of `width` bytes."""
+        bad = (addresses < 0) | (addresses + width > self.size) | (addresses & (width - 1) != 0)
+        if bad.any():
+            lane = int(np.flatnonzero(bad)[0])
+            message = f"{does} {width} bytes at byte {int(addresses.flat[lane])} of its local memory"
+            raise Violation(f"{message}, of which it has {self.size}", lane)
+        return addresses // width + threads * (self.size // width)
 
 
 class SharedMemory:

@@ -9,6 +9,7 @@ import numpy as np
 
 from kernels.emulated.arithmetic import DTYPES
 from kernels.emulated.blocks import Blocks, immediate
+from kernels.emulated.memory import constant_addresses
 from kernels.emulated.ptx import EmulationError, Program, split
 from kernels.emulated.rounding import Array
 
@@ -26,9 +27,12 @@ class Operands:
         self.bits = program.registers
         self.parameters = program.parameters
         # A parameter has an address where the compiler chooses among several of them.
-        self.symbols, end = {"global_smem": 0} | {name: 8 * number for number, name in enumerate(self.parameters)}, 0
-        for name, size in program.static_shared.items():
-            self.symbols[name], end = end, end + -(-size // 16) * 16
+        self.symbols = {"global_smem": 0} | {name: 8 * number for number, name in enumerate(self.parameters)}
+        self.symbols |= constant_addresses(program.constants)
+        for variables in (program.static_shared, program.local):
+            end = 0
+            for name, size in variables.items():
+                self.symbols[name], end = end, end + -(-size // 16) * 16
 
     def read(self, operand: str, dtype: np.dtype) -> Read:
         """A function that gives the operand's value as numbers of `dtype`, in a shape that broadcasts to (C, T)."""
@@ -49,8 +53,7 @@ class Operands:
         number = self.symbols.get(operand)
         value = immediate(operand if number is None else str(number), dtype)
         if value is None:
-            local = operand.startswith("__local_depot")
-            raise EmulationError("local memory" if local else f"operand '{operand}'")
+            raise EmulationError(f"operand '{operand}'")
         return lambda _: value
 
     def write(self, operand: str, dtype: np.dtype) -> Write:
@@ -82,11 +85,10 @@ class Operands:
             base, offset = minus.groups()
         base, distance = base.strip(), np.int64(int(offset or "0", 0))
         bits = self.bits.get(base, 64)
-        read = self.read(base, DTYPES[f"u{bits}"])
+        read = self.read(base, DTYPES[f"s{bits}"])  # with the offset, 32 bits come round to 0
 
         def read_address(blocks: Blocks) -> Array:
-            value = read(blocks)
-            value = value.view(np.int64) if value.dtype.itemsize == 8 else value.astype(np.int64)
+            value = read(blocks).astype(np.int64, copy=False)
             return value + distance if distance else value
 
         return read_address

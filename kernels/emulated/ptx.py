@@ -52,6 +52,8 @@ class Program(NamedTuple):
     static_shared: dict[str, int]  # bytes of the shared variables whose size is known
     instructions: list[Instruction]
     labels: dict[str, int]  # AMBIGUOUS, where blocks of inline assembly have one of the same name
+    local: dict[str, int]  # bytes of each thread's own variables
+    constants: dict[str, bytes]  # tables in global memory, as of the digits of 2 / pi
 
 
 class EmulationError(InputError):
@@ -70,14 +72,21 @@ def parse(text: str) -> Program:
     files = {number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
     shared = re.findall(r"\.shared\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[(\d+)\]", text)
     body = _body(text, entry.end())
+    local = re.findall(r"\.local\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[(\d+)\]", body)
+    tables = re.findall(r"\.global\s+(?:\.align\s+\d+\s+)?\.b8\s+([\w$]+)\[\d+\]\s*=\s*\{([\d,\s]*)\}", text)
     registers, instructions, labels = {}, [], {}
     places: dict[tuple[str, ...], Place] = {}
-    place, statement = None, ""
+    place, statement, inline = None, "", False
     for line in body.splitlines():
-        line = line.partition("//")[0].strip()
+        line, _, comment = line.partition("//")
+        line = line.strip()
+        if comment.endswith(" inline asm"):
+            inline = comment.strip().startswith("begin")
         if location := LOCATION.match(line):
             at, outer = location.groups()[:3], location.groups()[3:]
-            if at[1] != "0":  # else the compiler knows none
+            if (
+                at[1] != "0" and not inline
+            ):  # in line 0 the compiler knows none; inside, it counts the lines of the text
                 caller = places.get(outer)
                 kernels = caller and (caller.kernels or caller)
                 places[at] = place = Place(files.get(at[0], at[0]), int(at[1]), int(at[2]), kernels)
@@ -94,7 +103,10 @@ def parse(text: str) -> Program:
     count = 1
     for size in threads.groups():
         count *= int(size or 1)
-    return Program(name, tuple(p for _, p, _ in found), count, registers, sizes, instructions, labels)
+    names = tuple(parameter for _, parameter, _ in found)
+    own = {variable: int(size) for variable, size in local}
+    constants = {table: bytes(int(byte) for byte in values.split(",")) for table, values in tables}
+    return Program(name, names, count, registers, sizes, instructions, labels, own, constants)
 
 
 def _body(text: str, start: int) -> str:

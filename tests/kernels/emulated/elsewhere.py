@@ -30,20 +30,20 @@ def call(gpu, path, *args):
 @contextmanager
 def parsed_by(parse, *modules):
     """Within it, kernels of the modules are read anew, from Triton's cache of files, and `parse` gets their text."""
-    from triton import JITFunction
-
     from kernels.emulated import driver
 
-    def forget():
-        for value in (value for module in modules for value in vars(module).values()):
-            if isinstance(value, JITFunction):
-                vars(value)[
-                    "device_caches" if hasattr(value, "device_caches") else "cache"
-                ].clear()  # Triton 3.2: cache
-
     with mock.patch.object(driver, "parse", parse):
-        forget()
+        forget(*modules)
         try:
             yield
         finally:
-            forget()
+            forget(*modules)
+
+
+def forget(*modules):
+    """Let the kernels of the modules be read anew at their next launch."""
+    from triton import JITFunction
+
+    for value in (value for module in modules for value in vars(module).values()):
+        if isinstance(value, JITFunction):
+            vars(value)["device_caches" if hasattr(value, "device_caches") else "cache"].clear()  # Triton 3.2: cache

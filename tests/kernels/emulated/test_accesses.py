@@ -26,6 +26,10 @@ SHARED = [
     ("st.shared.v2.b32", "ld.shared.v2.b32"), ("st.shared.v4.b32", "ld.shared.v4.b32"),
     ("st.shared.v2.b64", "ld.shared.v2.b64"),
     ("st.shared.v4.b32", "ld.shared.b32"), ("st.shared.b16", "ld.shared.v4.b32"),
+    ("st.shared.u16", "ld.shared.u16"), ("st.shared.b32", "ld.shared.u32"), ("st.shared.b32", "ld.shared.f32"),
+    ("st.shared.b64", "ld.shared.u64"), ("st.shared.b64", "ld.shared.f64"), ("st.shared.v4.b16", "ld.shared.v2.u32"),
+    ("st.shared.v2.b64", "ld.shared.v2.u64"), ("st.shared.v4.b32", "ld.shared.v4.u32"),
+    ("st.shared.v4.b32", "ld.shared.v4.f32"),
 ]  # fmt: skip
 PLACE = "mov.u32 %r30, %tid.x;\n"
 
@@ -108,17 +112,65 @@ def test_shared_memory(store, load, space):
 
 def test_parameters_are_read_as_the_bits_that_an_instruction_names():
     """The lower half of an address, that with its sign, all of it."""
-    x, out = torch.zeros(4), torch.zeros(3, dtype=torch.int64)
+    x, out = torch.zeros(4), torch.zeros(5, dtype=torch.int64)
     body = """
         ld.param.b32 %r0, [kernel_param_0];
         ld.param.s32 %l8, [kernel_param_0];
         ld.param.u64 %l9, [kernel_param_0];
         cvt.u64.u32 %l10, %r0;
+        ld.param.u32 %r1, [kernel_param_0]; cvt.u64.u32 %l11, %r1;
+        ld.param.f32 %r2, [kernel_param_0]; cvt.u64.u32 %l12, %r2;
         st.global.b64 [%l1], %l10; st.global.b64 [%l1 + 8], %l8; st.global.b64 [%l1 + 16], %l9;
+        st.global.b64 [%l1 + 24], %l11; st.global.b64 [%l1 + 32], %l12;
     """
     launch(body, x, out)
     lower = out[2] & 0xFFFFFFFF
-    assert out.tolist() == [lower, (lower ^ 0x80000000) - 0x80000000, out[2]]
+    assert out.tolist() == [lower, (lower ^ 0x80000000) - 0x80000000, out[2], lower, lower]
+
+
+LOCAL = ".local .align 8 .b8 __local_depot0[32]; .reg .b32 %SPL; mov.b32 %SPL, __local_depot0;"
+
+
+def test_local_memory_is_each_threads_own():
+    """A thread reads what it has written itself, also at an address that its 32 bits come round to."""
+    out = torch.zeros(64, 4, dtype=torch.int32)
+    body = f"""{LOCAL} {PLACE} mad.wide.u32 %l20, %r30, 16, %l0; and.b32 %r0, %r30, 3;
+        mad.lo.s32 %r1, %r0, 8, %SPL; add.s32 %r2, %r30, 1000;
+        st.local.v2.b32 [%r1], {{%r30, %r2}};
+        setp.lt.u32 %p0, %r30, 40; @%p0 st.local.b32 [%r1+4], 7;
+        sub.s32 %r3, %r1, 32;
+        ld.local.b32 %r4, [%r1]; ld.local.u32 %r5, [%r3+36];
+        mov.b64 %l21, __local_depot0; ld.local.b64 %l22, [%l21]; mov.b64 {{%r6, %r7}}, %l22;
+        st.global.v4.b32 [%l20], {{%r4, %r5, %r6, %r7}};"""
+    launch(body, out, threads=32, blocks=1)
+    launch(body, out, threads=64)
+    thread = torch.arange(64)
+    assert out[:, 0].equal(thread.int())
+    assert out[:, 1].equal(torch.where(thread < 40, 7, thread + 1000).int())
+    assert out[thread % 4 == 0, 2].equal(thread[::4].int())  # nobody else has written there
+    assert out[thread % 4 != 0, 2].eq(-1).all()
+
+
+@pytest.mark.parametrize("address", [32, 28, -8, 4])
+def test_local_memory_is_watched(address):
+    found = address % 2**32 if address < 0 else address
+    with pytest.raises(EmulationError, match=rf"thread 0: reads 8 bytes at byte -?{abs(address)} of its local memory"):
+        launch(f"{LOCAL} add.s32 %r0, %SPL, {address}; ld.local.b64 %l10, [%r0];")
+    with pytest.raises(EmulationError, match="writes 8 bytes at byte"):
+        launch(f"{LOCAL} add.s32 %r0, %SPL, {found}; st.local.b64 [%r0], %l10;")
+
+
+def test_a_kernels_own_table_is_read():
+    out = torch.zeros(32, dtype=torch.int32)
+    body = f"""{PLACE} .global .align 4 .b8 table[12] = {{1, 0, 0, 0, 2, 1, 0, 0, 3, 0, 0, 255}}; mov.b64 %l9, table;
+        rem.u32 %r0, %r30, 3; mad.wide.u32 %l10, %r0, 4, %l9; ld.global.nc.b32 %r1, [%l10];
+        mad.wide.u32 %l11, %r30, 4, %l0; st.global.b32 [%l11], %r1;"""
+    launch(body, out)
+    assert out.tolist() == ([1, 258, 3 - 2**24] * 11)[:32]
+    with pytest.raises(
+        EmulationError, match=r"reads 4 bytes outside the tensors: 0 bytes behind the end of table \(12"
+    ):
+        launch(body.replace("rem.u32 %r0, %r30, 3", "mov.b32 %r0, 3"), out)
 
 
 # Matrices in shared memory

@@ -112,6 +112,19 @@ def test_cvt_from_and_to_8_bits(kind, names):
     assert nan[0] >> 8 == 0x7F
 
 
+@pytest.mark.parametrize("name", ["cvt.rn.satfinite.e4m3x2.bf16x2", "cvt.rn.satfinite.e5m2x2.bf16x2"])
+def test_cvt_from_bfloat16_to_8_bits(name):
+    """Of sm_100."""
+    form, dtype = SMALL[name.split(".")[3].removesuffix("x2")]
+    bits = np.concatenate([special("bf16"), random("bf16", 2000)])
+    bits = bits[np.isfinite(to_values(bits, "bf16"))]
+    expected = [exact.convert(float(x), form) for x in to_values(bits, "bf16")]
+    found = apply(name, bits.astype(np.uint32) | bits[::-1].astype(np.uint32) << 16, result=np.uint16)
+    for by, wanted in ((0, expected), (8, expected[::-1])):
+        back = torch.from_numpy((found >> by).astype(np.uint8)).view(dtype).double().numpy()
+        np.testing.assert_array_equal(back, np.clip(wanted, -form.maximum, form.maximum))
+
+
 @pytest.mark.parametrize("name", [
     "cvt.rn.f32.s32", "cvt.rz.f32.s32", "cvt.rm.f32.s32", "cvt.rp.f32.u32", "cvt.rn.f32.u32", "cvt.rn.f32.s64",
     "cvt.rn.f32.u64", "cvt.rz.f32.u64", "cvt.rn.f32.u16", "cvt.rn.f32.s8", "cvt.rn.f64.s32", "cvt.rn.f64.u32",

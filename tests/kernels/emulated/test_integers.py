@@ -226,3 +226,26 @@ def test_packed_integers(name):
         expected = function(*columns).view(np.uint16)
     np.testing.assert_array_equal(found & 0xFFFF, expected)
     np.testing.assert_array_equal(found >> 16, np.roll(expected, 1))
+
+
+def test_carries_go_from_word_to_word():
+    """Sums of 64 bits and their 65th, and a product to which a word is added."""
+    a, b, c, d = np.random.default_rng(0).integers(0, 2**32, (4, 300), dtype=np.uint32)
+    b[:100] = ~d[:100]  # what the lower words carry goes on
+    total = [(y << 32 | x) + (w << 32 | z) for x, y, z, w in zip(*map(np.ndarray.tolist, (a, b, c, d)), strict=True)]
+    words = "add.cc.u32 %r0, %a, %c; addc.cc.u32 %r1, %b, %d; addc.u32 %r2, 0, 0;"
+    found = compute(words + "mov.b64 %y, {%r0, %r1};", a, b, c, d, result=np.uint64)
+    assert found.tolist() == [each % 2**64 for each in total]
+    assert compute(words + "mov.b32 %y, %r2;", a, b, c, d, result=np.uint32).tolist() == [n >> 64 for n in total]
+    words = "mad.lo.cc.u32 %r0, %a, %b, %c; madc.hi.u32 %r1, %a, %b, 0; mov.b64 %y, {%r0, %r1};"
+    found = compute(words, a, b, c, result=np.uint64)
+    assert found.tolist() == [x * y + z for x, y, z in zip(*map(np.ndarray.tolist, (a, b, c)), strict=True)]
+
+
+def test_a_sum_that_is_switched_off_leaves_the_carry():
+    a = np.array([1, 2**32 - 1] * 16, np.uint32)
+    body = """
+        setp.lt.u32 %p0, %r31, 16; add.cc.u32 %r0, %a, 1; @%p0 add.cc.u32 %r0, 0, 0;
+        madc.lo.cc.u32 %r1, 3, 5, 0; addc.u32 %y, %r1, 0;
+    """
+    assert compute(body, a, result=np.uint32).tolist() == [15] * 16 + [15, 16] * 8

@@ -38,8 +38,8 @@ MISTAKES = {
         FORWARD, r"bar\.sync\s+0;", "", WATCH, "reads shared memory that another warp has written since", VALUES
     ),
     "a barrier is missing before what was copied is read": Mistake(
-        BACKWARD, r"(cp\.async\.wait_group\s+\d+;\s+)bar\.sync\s+0;", r"\1", WATCH,
-        "reads shared memory that another warp has written since", GRADIENTS
+        BACKWARD, r"(cp\.async\.wait_group\s+\w+;\s+(?://.*\s+)?)bar\.sync\s+0;", r"\1", WATCH,
+        "reads shared memory that another warp has written since", GRADIENTS, None
     ),
     "a barrier is missing at the end of backward": Mistake(
         BACKWARD, r"bar\.sync\s+0;", "", WATCH, "shared memory that another warp has", GRADIENTS, -1
@@ -75,16 +75,17 @@ MISTAKES = {
         FORWARD, r"(ld\.global\.v4\.b32 [^;]*) \+ 0 \]", r"\1 + 16 ]", WATCH, "outside the tensors", VALUES, None
     ),
     "a sum of halves is left out": Mistake(
-        FORWARD, r"add\.bf16x2\s+(%\w+), (%\w+), %\w+;", r"mov.b32 \1, \2;", RESULT, "Tensor-likes are not", ADDITION
+        FORWARD, r"add\.(?:bf16x2|f32)\s+(%\w+), (%\w+), %\w+;", r"mov.b32 \1, \2;",
+        RESULT, "Tensor-likes are not", ADDITION
     ),
     "the mean divides by another number": Mistake(
-        FORWARD, r"0f42400000", "0f42000000", RESULT, "found .* expected", VALUES
+        FORWARD, r"0f42400000|1111490560", "0f42000000", RESULT, "found .* expected", VALUES
     ),
     "a copy is not waited for": Mistake(
-        BACKWARD, r"(cp\.async\.wait_group)\s+\d+;", r"\1 9;", WATCH, "before the asynchronous copy", GRADIENTS
+        BACKWARD, r"(cp\.async\.wait_group)\s+\w+;", r"\1 9;", WATCH, "before the asynchronous copy", GRADIENTS
     ),
     "a copy is in no group": Mistake(
-        BACKWARD, r"cp\.async\.commit_group;", "", WATCH, "before the asynchronous copy", GRADIENTS, None
+        BACKWARD, r"cp\.async\.commit_group\s*;", "", WATCH, "before the asynchronous copy", GRADIENTS, None
     ),
     "the size of a copy is swapped": Mistake(
         BACKWARD, r"(selp\.b32\s+%\w+), 16, 0,", r"\1, 0, 16,", WATCH, "outside the tensors", GRADIENTS, None

@@ -109,3 +109,21 @@ def test_what_has_another_shape_is_named(change, message):
 
 def test_maxntid_gives_the_threads_too():
     assert parse(kernel("", 0).replace(".reqntid 32", ".maxntid 96")).threads == 96
+
+
+def test_lines_of_inline_assembly_are_not_lines_of_the_source():
+    """Triton 3.8 counts them on from the line of the call."""
+    body = """
+\t.loc 1 12 9
+\t// begin inline asm
+\t.loc 1 12 9
+\tmov.u32 %r1, 0x0;
+\t.loc 1 13 9
+\tld.global.b32 { %r1 }, [ %l0 + 0 ];
+\t// end inline asm
+\tadd.s32 %r1, %r1, 1;
+\t.loc 1 15 3
+\tadd.s32 %r1, %r1, 1;
+"""
+    places = [str(instruction.place) for instruction in parse(kernel(body, 1)).instructions[1:5]]
+    assert places == ["1:12:9", "1:12:9", "1:12:9", "1:15:3"]

@@ -255,3 +255,17 @@ def test_the_reciprocal_root_in_float64():
     found = apply("rsqrt.approx.f64", x, result=np.float64)
     right = np.array([exact.rcp(exact.sqrt(float(each), exact.FLOAT64), exact.FLOAT64) for each in x])
     assert (np.abs(found - right) <= np.spacing(right)).all()
+
+
+@pytest.mark.parametrize("name", ["rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64"])
+def test_gross_approximations_in_float64(name):
+    """The lower 32 bits are 0: 20 bits of the fraction are right."""
+    x = magnitudes(-1000, 1000)(np.random.default_rng(0), 500)
+    x = np.abs(x) if "sqrt" in name else x
+    found = apply(name, x, result=np.float64)
+    right = 1 / np.sqrt(x) if "sqrt" in name else 1 / x
+    assert not (found.view(np.uint64) & np.uint64(0xFFFFFFFF)).any()
+    assert (np.abs(found - right) <= 2.0**-19 * np.abs(right)).all()
+    edges = np.array([0.0, -0.0, np.inf, np.nan, 5e-324])
+    expected = [np.inf, -np.inf, 0, np.nan, np.inf]
+    np.testing.assert_array_equal(apply(name, edges, result=np.float64), expected)

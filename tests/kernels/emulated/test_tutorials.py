@@ -37,6 +37,11 @@ def test_dropout(compiled, gpu):
 
 
 @every_gpu
+def test_sines_of_large_numbers(compiled, gpu):
+    compiled(gpu, "tutorials:sines_are_torchs")
+
+
+@every_gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_matrix_product(compiled, gpu, dtype):
     compiled(gpu, "tutorials:matmul_is_torchs", dtype, 32)

@@ -210,6 +210,23 @@ def dropout_drops_what_philox_says(p):
     assert abs((expected == 0).float().mean().item() - p) < 0.05
 
 
+@triton.jit
+def _sine_and_cosine(x_ptr, sine_ptr, cosine_ptr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    tl.store(sine_ptr + offsets, tl.sin(x))
+    tl.store(cosine_ptr + offsets, tl.cos(x))
+
+
+def sines_are_torchs():
+    """Of no tutorial, but of rotary embeddings: large numbers take local memory, a table and carries."""
+    x = random(1024) * 10.0 ** (torch.arange(1024) % 37)
+    sine, cosine = torch.empty(1024), torch.empty(1024)
+    _sine_and_cosine[(4,)](x, sine, cosine, BLOCK=256)
+    torch.testing.assert_close(sine.double(), x.double().sin(), rtol=0, atol=2e-7)
+    torch.testing.assert_close(cosine.double(), x.double().cos(), rtol=0, atol=2e-7)
+
+
 def matmul_is_torchs(dtype, tile):
     a, b = random(70, 100, dtype=dtype), random(100, 50, dtype=dtype, seed=1)
     if dtype == torch.float32:  # as TF32: the unit takes no notice of the lower 13 bits

@@ -16,6 +16,7 @@ from kernels.emulated.driver import only_blocks
 from kernels.emulated.ptx import EmulationError
 from kernels.emulated.unwritten import shadow_of
 from tests.helpers import ROOT
+from tests.kernels.emulated.elsewhere import forget
 
 EPS = 3e-3
 
@@ -191,6 +192,7 @@ def outcome(name, wrong):
 # Ours
 
 SOURCE = ROOT / "kernels" / "triton_rms_norm.py"
+EDITED = tempfile.TemporaryDirectory()  # Triton 3.2 reads a kernel's file at its first launch
 
 
 def edited(edits):
@@ -200,12 +202,12 @@ def edited(edits):
         assert old in text, f"{old!r} is not in the source any more"
         text = text.replace(old, new)
     name = f"edited_{sum(module.startswith('edited_') for module in sys.modules)}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / SOURCE.name
-        path.write_text(text.replace("rmsllama::", f"{name}::"), encoding="utf-8")  # operators of its own
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    path = Path(EDITED.name) / name / SOURCE.name
+    path.parent.mkdir()
+    path.write_text(text.replace("rmsllama::", f"{name}::"), encoding="utf-8")  # operators of its own
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -264,8 +266,7 @@ def without_each_barrier(n_rows, width, dtype):
 
     def run():
         seen.clear()
-        for kernel in (norms._forward_kernel, norms._projection_kernel, norms._backward_kernel):
-            kernel.device_caches.clear()
+        forget(norms)
         return message_of(both_passes, norms, "plain", n_rows, width, dtype)
 
     with mock.patch.object(driver, "parse", parse):
