@@ -86,9 +86,11 @@ def draw(verdicts: list[Verdict], path: Path) -> None:
         for row, verdict in enumerate(firsts):
             for column, width in enumerate(widths):
                 moved = verdict.moved.get(pass_name, {}).get(width, "-")
+                word = "" if moved == "-" else "fails"
                 if isinstance(moved, float):
-                    ratios[row, column] = moved / FLOORS[pass_name]
-                word = f"{ratios[row, column]:.2f}" if isinstance(moved, float) else "" if moved == "-" else "fails"
+                    ratio = moved / FLOORS[pass_name]
+                    word = f"{ratio:.2f}" if ratio > 0.99 else "a part"  # of x: it leaves out the rest
+                    ratios[row, column] = ratio if ratio > 0.99 else np.nan
                 panel.text(column, row, word, ha="center", va="center", fontsize=8)
         panel.imshow(ratios, cmap="RdYlGn_r", vmin=0.4, vmax=2.6, aspect="auto")
         panel.set_facecolor("0.92")

@@ -107,7 +107,7 @@ VERDICTS = [
         moved={"forward": {64: 4.0, 256: 4.0}, "backward": {64: 6.0, 256: "RuntimeError: too wide"}},
         table={"forward": [4.0, 1.0, 12.9], "backward": "RuntimeError: too wide"},
     ),
-    Verdict("theirs", "torch", "1.2", passed={"forward": 3}, moved={"forward": {64: 8.0, 256: 6.0}}),
+    Verdict("theirs", "torch", "1.2", passed={"forward": 3}, moved={"forward": {64: 8.0, 256: 1.0}}),
     Verdict("theirs", "gemma", "1.2", passed={"forward": 1}, moved={"forward": {64: 1.0, 256: 1.0}}),
     Verdict("lost", "torch", why_not="not installed; pip install --no-deps lost"),
 ]  # fmt: skip
@@ -132,8 +132,9 @@ def test_the_picture_has_a_row_for_each_norm_that_runs(tmp_path, monkeypatch):
     report.draw(VERDICTS, tmp_path / "league.png")
     forward, backward, _ = drawn[0].axes
     assert [label.get_text() for label in forward.get_yticklabels()] == ["ours", "theirs 1.2"]
-    assert [text.get_text() for text in forward.texts] == ["1.00", "1.00", "2.00", "1.50"]  # of the first form alone
+    assert [text.get_text() for text in forward.texts] == ["1.00", "1.00", "2.00", "a part"]  # of the first form alone
     assert [text.get_text() for text in backward.texts] == ["1.00", "fails", "", ""]
+    assert forward.images[0].get_array().tolist() == [[1.0, 1.0], [2.0, None]]  # what moves too little is not good
 
 
 def test_each_form_that_a_norm_claims_is_judged():
