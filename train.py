@@ -93,7 +93,7 @@ from kernels import Backend, in_form, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
-from model.cli import caught_signals, choose_autocast_dtype
+from model.cli import caught_signals, check_compilable, choose_autocast_dtype
 from model.config import LlamaConfig
 from model.generation import generate, sample
 from model.llama import Llama, checkpoint_layers, summed_loss
@@ -134,7 +134,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     norm = load_backend(args.norm, device)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     if compiled:
-        load_backend("compile", device)  # raises InputError where Inductor finds no C++ compiler
+        check_compilable(args.norm, norm, device)
 
     # Load data and tokenizer, and find where to begin.
     train_tokens, held_out, meta, tokenizer = load_data(args, config)
