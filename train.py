@@ -3,7 +3,7 @@
 Everything has a default: the tiny model of configs/tiny.json, on the source of Python's standard library, in a few
 minutes on two CPU cores. The result is a checkpoint directory that generate.py and transformers load.
 
-    python train.py --norm triton --emulate sm_90       run the Triton kernels as compiled for an H100, without one
+    python train.py --norm triton --emulate sm_80       run the Triton kernels as compiled for an A100, without one
     python train.py --resume                            continue the run in --out; on a CPU, bit for bit
     torchrun --nproc-per-node 2 train.py                train in two processes; --fsdp shards the weights as well
     python scripts/plan.py --config configs/llama2-7b.json --processes 8     what such a run needs

@@ -70,7 +70,7 @@ def interpreted() -> bool:
 
 
 def runs_emulated(norm: Backend) -> bool:
-    """True if the norm launches kernels on the emulated GPU. One that fails has launched none, for its user to see."""
+    """True if the norm launches kernels on the emulated GPU; its errors are for others to show."""
     if emulated_gpu() is None:
         return False
     import torch
