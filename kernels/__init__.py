@@ -114,9 +114,7 @@ def in_form(backend: Backend, form: Form) -> Backend:
 
 
 def _own_backend(name: str) -> Backend:
-    from kernels.emulated import emulate_without_gpu
-
-    emulate_without_gpu()  # it may be written in Triton
+    importlib.import_module("kernels.emulated").emulate_without_gpu()  # it may be written in Triton
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
         sys.path.append(os.getcwd())

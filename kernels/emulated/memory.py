@@ -305,7 +305,10 @@ class SharedMemory:
         if int(found.max()) >= since:
             self._check_read(found, marked, width, me)
         self.reads.append((marked, width, me))
-        return self.bytes.view(WORDS[width]).take(self._of_all(index, width))
+        words = self.bytes.view(WORDS[width])
+        if index.ndim == 2 and len(index) == 1:
+            return words.reshape(len(self.rows), -1).take(index[0], axis=1)
+        return words.take(index)
 
     def store(self, index: Array, values: Array, width: int, me: Array) -> None:
         self.claim(index, width, me, me)

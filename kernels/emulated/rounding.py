@@ -134,7 +134,8 @@ def approximate(exact: Array, relative: float = 0.0, ulps: float = 0.0, absolute
     off = exact * (1 + spread * bound)
     if absolute:
         off += spread * (absolute - np.abs(exact) * last)
-    return np.where(np.isfinite(exact), off, exact).astype(np.float32)
+    finite = np.isfinite(exact)
+    return (off if finite.all() else np.where(finite, off, exact)).astype(np.float32)
 
 
 def directed(mode: str, widen: Callable[[Array], Array], narrow: Callable[[Array], Array]) -> Callable[[Array], Array]:
