@@ -73,7 +73,7 @@ from tqdm import tqdm
 from kernels import load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import check_norm, load_checkpoint, load_end_ids
-from model.cli import choose_device
+from model.cli import check_compilable, choose_device
 from model.generation import generate, most_new, sample
 from model.llama import Llama
 from model.tokenizer import load_tokenizer
@@ -123,6 +123,8 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     """Model, tokenizer, and the ids that end a text, from every file of the checkpoint that names some."""
     device = choose_device(args.device)
     norm = load_backend(args.norm, device)
+    if args.compile:
+        check_compilable(args.norm, norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
     config, bound = model.config, model.norm.backend  # in the form of the model's family

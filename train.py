@@ -3,7 +3,7 @@
 Everything has a default: the tiny model of configs/tiny.json, on the source of Python's standard library, in a few
 minutes on two CPU cores. The result is a checkpoint directory that generate.py and transformers load.
 
-    python train.py --norm triton --emulate sm_90       run the Triton kernels as compiled for an H100, without one
+    python train.py --norm triton --emulate sm_80       run the Triton kernels as compiled for an A100, without one
     python train.py --resume                            continue the run in --out; on a CPU, bit for bit
     torchrun --nproc-per-node 2 train.py                train in two processes; --fsdp shards the weights as well
     python scripts/plan.py --config configs/llama2-7b.json --processes 8     what such a run needs
@@ -93,7 +93,7 @@ from kernels import Backend, in_form, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import load_checkpoint
 from model.checkpoint.save import save_checkpoint
-from model.cli import caught_signals, choose_autocast_dtype
+from model.cli import caught_signals, check_compilable, choose_autocast_dtype
 from model.config import LlamaConfig
 from model.generation import generate, sample
 from model.llama import Llama, checkpoint_layers, summed_loss
@@ -134,7 +134,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     norm = load_backend(args.norm, device)
     compiled = device.type == "cuda" if args.compile is None else args.compile
     if compiled:
-        load_backend("compile", device)  # raises InputError where Inductor finds no C++ compiler
+        check_compilable(args.norm, norm, device)
 
     # Load data and tokenizer, and find where to begin.
     train_tokens, held_out, meta, tokenizer = load_data(args, config)

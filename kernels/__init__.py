@@ -54,22 +54,22 @@ class Backend(NamedTuple):
 def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
     """The backend called `name`, ready for tensors on `device`.
 
-    `auto` takes triton on a GPU, an emulated one too, and torch elsewhere.
+    `auto` takes triton on a GPU, also on an emulated one that was named, and torch elsewhere. Triton's kernels that are
+    asked for on a machine without a GPU run on an emulated one.
 
     Its functions compute the norm in this `form`, which they are called without.
     `name@dtype` is the same backend on inputs rounded to that dtype, as a residual stream in half precision has them.
     Raises InputError when there is no such backend, or when it can't run here or in this form.
     """
-    from kernels.emulated.gpus import emulated_gpu
+    from kernels.emulated.gpus import chosen_gpu
 
-    interpret_without_gpu()
     if "@" in name:
         name, _, dtype = name.rpartition("@")
         if dtype not in DTYPES:
             raise InputError(f"norm '{name}@{dtype}': expected one of {', '.join(DTYPES)} after the @")
         return in_form(_rounded(load_backend(name, device), dtype), form)
     if name == "auto":
-        on_gpu = device.type == "cuda" or emulated_gpu()
+        on_gpu = device.type == "cuda" or chosen_gpu()
         name = "triton" if on_gpu and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
         return in_form(_own_backend(name), form)
@@ -78,18 +78,6 @@ def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
     return in_form(Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm), form)
-
-
-def interpret_without_gpu() -> None:
-    """Put Triton into its interpreter where there is no GPU.
-
-    Triton reads the setting once, when it is imported, and torch.compile or an optimizer may import it. So every
-    backend makes the setting before the first model is built, whether it uses Triton or not.
-    """
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def __getattr__(name: str) -> Any:
@@ -126,6 +114,7 @@ def in_form(backend: Backend, form: Form) -> Backend:
 
 
 def _own_backend(name: str) -> Backend:
+    importlib.import_module("kernels.emulated").emulate_without_gpu()  # it may be written in Triton
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:  # so that ./my_kernel.py is found wherever the command itself lives
         sys.path.append(os.getcwd())

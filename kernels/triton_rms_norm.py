@@ -7,8 +7,10 @@ Formula and forms are those of kernels/reference.py. With h = x + residual, x_ha
 
 The kernels work on tiles of [ROWS, COLS]. A row that fits the registers is one tile wide and is read once. A wider
 one is walked over in tiles: forward reads it a second time, from the cache, to scale it; backward finds the means in
-a first kernel and everything else in a second one. In Triton's interpreter, where each program costs milliseconds of
-Python, tiles are tall and programs few.
+a first kernel and everything else in a second one.
+
+On a machine without a GPU they run as compiled for one, on an emulated one (kernels/emulated). With TRITON_INTERPRET=1
+they run in Triton's interpreter, which is slower and truncates bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import InputError, interpret_without_gpu
-from kernels.emulated.gpus import Gpu, description, emulated_gpu
+from kernels import InputError
+from kernels.emulated import DEFAULT, GPUS, Gpu, description, emulate_without_gpu, emulated_gpu, interpreted
 from kernels.reference import wide_dtype
 from kernels.torch_version import TORCH_2_13
 
@@ -33,21 +34,14 @@ if importlib.util.find_spec("triton") is None:
     raise InputError(
         "--norm triton: triton is not installed; pip install triton (Linux alone has it), or use --norm torch"
     )
-interpret_without_gpu()  # before the import, which is when Triton reads it
+import triton
+import triton.language as tl
 
-import numpy as np  # noqa: E402
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
-
-INTERPRETED = not isinstance(tl.sum, triton.JITFunction)  # Triton's own functions show how it was imported
+emulate_without_gpu()
+INTERPRETED = interpreted()
 DESCRIPTION = "triton (in its interpreter: right, but no measure of its speed)" if INTERPRETED else "triton"
 if emulated_gpu():
     DESCRIPTION = description()
-if os.environ.get("TRITON_INTERPRET") == "1" and not INTERPRETED:
-    raise InputError(
-        "--norm triton: triton was imported before kernels.triton_rms_norm, too early to run in its interpreter; "
-        "set TRITON_INTERPRET=1 in the environment, or import kernels.triton_rms_norm first"
-    )
 # torch.compile can look into a triton_op, unless kernels are interpreted, or emulated: Inductor would compile them anew
 # for the CPU, and Triton has no compiler for one. In torch 2.6 it changes the strides of tensors after the launchers
 # have read them.
@@ -210,7 +204,7 @@ def _backward_kernel(
         tl.store(partial_ptr + program * D + cols, total, mask=cols < D)
 
 
-def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int, aligned: bool) -> dict[str, int]:
+def _tile(x: Tensor, smallest: int, whole_row: int, part: int, aligned: bool) -> dict[str, int]:
     """ROWS, COLS and warps of a program. Fixed, not tuned: no warm-up, and the same bits every run.
 
     A tile is a row if that has up to `whole_row` elements, as many rows as fit `smallest` if they are short, and
@@ -224,17 +218,13 @@ def _tile(n_rows: int, x: Tensor, smallest: int, whole_row: int, part: int, alig
         widest = min(widest, 4096)
     if cols > widest:
         cols = min(part, widest)
-    if INTERPRETED:  # NumPy does the work: few programs, each with arrays that still fit the cache
-        return {"ROWS": max(1, min(2**18 // cols, triton.next_power_of_2(n_rows))), "COLS": cols, "num_warps": 1}
     rows = max(1, smallest // cols)
     threads = min(1024, max(128, rows * cols // (16 if aligned and cols >= x.shape[-1] else 8)))
     return {"ROWS": rows, "COLS": cols, "num_warps": threads // _gpu(x.device).warp_size}
 
 
-def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int | np.int32]:
+def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int]:
     """Programs that fill the GPU, and the number of tiles that each of them walks over."""
-    if INTERPRETED:
-        return n_tiles, np.int32(1)  # with NumPy 2.4, Triton 3.2 can't count to a number of Python's
     # 512 threads on every multiprocessor are enough, since loads run ahead; more would only add partial sums.
     each = max(1, 512 // (warps * _gpu(device).warp_size))
     n_steps = triton.cdiv(n_tiles, each * _gpu(device).multi_processor_count)
@@ -242,7 +232,10 @@ def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tupl
 
 
 def _gpu(device: torch.device) -> torch._C._CudaDeviceProperties | Gpu:
-    return emulated_gpu() or torch.cuda.get_device_properties(device)
+    """The device, the emulated GPU, or for Triton's interpreter the GPU that would be emulated without it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device)
+    return emulated_gpu() or GPUS[DEFAULT]
 
 
 def _as_rows(*tensors: Tensor | None) -> tuple[list[Tensor], int]:
@@ -281,7 +274,7 @@ def launch_forward(
         return y, h, rstd
     (x, *others), align = _as_rows(x, residual)
     whole_row = 32768 if y.element_size() == 2 else 16384
-    tile = _tile(rstd.numel(), y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
+    tile = _tile(y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
     r = others[0] if others else h.view(0, 1, 1)  # empty: of x, passed twice, a compiler would make a copy
     with one_launch, torch.cuda.device_of(x):  # Triton launches on the current GPU
         wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
@@ -309,7 +302,7 @@ def launch_backward(
     shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
     shared |= {"WEIGHT": weight is not None, "OFFSET": offset}
     aligned = align * h.element_size() >= 16
-    tile = _tile(n_rows, h, 1024, 8192, part=4096, aligned=aligned)
+    tile = _tile(h, 1024, 8192, part=4096, aligned=aligned)
     # How many tiles are under way: as many as shared memory holds on every GPU. Loads of less than 128 bits don't pay.
     tile_bytes = (2 if dh is None else 3) * tile["ROWS"] * tile["COLS"] * h.element_size()
     stages = min(3 if tile["COLS"] <= 4096 else 2, 1 + 96 * 1024 // tile_bytes) if aligned else 1
@@ -317,7 +310,7 @@ def launch_backward(
     with one_launch, torch.cuda.device_of(h):
         if tile["COLS"] < width:
             projection = torch.empty_like(rstd)
-            wide_tile = _tile(n_rows, h, 1, 8192, part=8192, aligned=aligned)
+            wide_tile = _tile(h, 1, 8192, part=8192, aligned=aligned)
             wrap_triton(_projection_kernel)[(triton.cdiv(n_rows, wide_tile["ROWS"]),)](
                 *_pointers(align, dy, h), w, rstd, projection, n_rows, h.shape[1], **shared, **wide_tile
             )  # fmt: skip

@@ -22,10 +22,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kernels import USAGE, InputError
-from kernels.emulated.gpus import GPUS, emulated_gpu
+from kernels.emulated.gpus import DEFAULT, GPUS, chosen_gpu
 
 if TYPE_CHECKING:
     import torch
+
+    from kernels import Backend
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -60,7 +62,10 @@ class Parser(argparse.ArgumentParser):
     def add_emulation(self) -> None:
         """Add --emulate, which emulate_as_asked does."""
         examples = ", ".join(f"{name} ({gpu.example})" for name, gpu in GPUS.items())
-        about = f"compile Triton's kernels for this GPU and run them on CPU tensors, on an emulated one: {examples}"
+        about = (
+            f"compile Triton's kernels for this GPU and run them on CPU tensors, on an emulated one: {examples}; "
+            f"none does that where there is no GPU, for {DEFAULT}"
+        )
         self.add_argument("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=about)
 
     def refuse_emulation(self) -> None:
@@ -252,7 +257,7 @@ def make_folder(flag: str, folder: Path) -> None:
 
 
 def emulate_as_asked(args: argparse.Namespace) -> None:
-    """Emulate the GPU that --emulate names, and say so. Call it before anything imports Triton: torch's parts may.
+    """Emulate the GPU that --emulate names, and say so. Call it before anything imports Triton in its interpreter.
 
     Raises InputError where that can't be.
     """
@@ -265,18 +270,31 @@ def emulate_as_asked(args: argparse.Namespace) -> None:
         )
     from kernels.emulated import emulate
 
-    new = emulated_gpu() is None
+    new = chosen_gpu() is None
     emulate(args.emulate)
     choose_device(args.device)  # refuses a GPU
     if new:
         say(f"Triton's kernels are compiled for {args.emulate} and run on an emulated one; their times say nothing")
 
 
+def check_compilable(name: str, norm: Backend, device: torch.device) -> None:
+    """Raise InputError where --compile would fail: without a C++ compiler, or in a Triton norm without a GPU."""
+    from kernels import load_backend
+    from kernels.emulated import runs_emulated
+
+    load_backend("compile", device)  # raises InputError where Inductor finds no C++ compiler
+    if ":" in name and runs_emulated(norm):
+        raise InputError(
+            f"--compile: PyTorch would compile {name} for the CPU, where a Triton kernel has no compiler; "
+            "leave --compile out"
+        )
+
+
 def choose_device(name: str) -> torch.device:
-    """Device of that name. Raises InputError where this machine has none, or where a GPU is emulated on its CPU."""
+    """Device of that name. Raises InputError where this machine has none, or where --emulate has put one on its CPU."""
     import torch
 
-    if emulated_gpu():
+    if chosen_gpu():
         if name not in ("auto", "cpu"):
             raise InputError(f"--device {name}: an emulated GPU takes CPU tensors; leave --device or --emulate out")
         return torch.device("cpu")

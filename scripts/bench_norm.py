@@ -66,6 +66,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels import reference
+from kernels.emulated import runs_emulated
 from model.config import LlamaConfig
 from model.training.picture import why_not_drawn
 from scripts import peers
@@ -85,7 +86,7 @@ Steps = list[Callable[[], Any]]  # the last is timed, one before it isn't; the f
 
 
 def load_norms(names: str | None, device: torch.device, form: Form = LLAMA) -> Norms:
-    """The norms to time, by name. A default that can't run is left out with a line, and so is Triton's interpreter.
+    """The norms to time, by name. A default that can't run is left out with a line, and so is Triton without a GPU.
 
     Raises InputError for a norm that the user names and that can't run, and if none is left.
     """
@@ -98,8 +99,8 @@ def load_norms(names: str | None, device: torch.device, form: Form = LLAMA) -> N
                 raise
             print(f"{name} is not timed here: {error}")
             continue
-        if "interpreter" in norm.description:
-            print(f"{name} is not timed here: Triton's interpreter says nothing about Triton's speed")
+        if "interpreter" in norm.description or runs_emulated(norm):
+            print(f"{name} is not timed here: without a GPU its time says nothing about Triton's speed")
         else:
             norms[name] = norm
     if not norms:

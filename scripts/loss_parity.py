@@ -9,8 +9,8 @@ a norm that is slightly wrong, which the run must tell apart, or it cannot see. 
 
 The steps ahead are for bfloat16 autocast: the norms see the float32 residual stream, and their last bits count where
 they flip a rounding behind them. That is rare at first, so one right run may show it some steps before another.
---norm-dtype float16 or bfloat16 shows the norms a stream in half precision, where it is as rare. Triton's interpreter
-may fail with --norm-dtype bfloat16, since it cuts off what hardware rounds; --emulate sm_90 rounds as hardware does.
+--norm-dtype float16 or bfloat16 shows the norms a stream in half precision, where it is as rare. With --norm-dtype
+bfloat16 triton fails in its interpreter (TRITON_INTERPRET=1), which cuts off what hardware and an emulated GPU round.
 Each control is judged by the other two; one that they refuse means that the run is too short or too small for three
 controls to show what rounding does.
 

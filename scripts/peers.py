@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Backend, InputError, load_backend
-from kernels.emulated import emulated_gpu
+from kernels.emulated import chosen_gpu, emulated_gpu
 from kernels.form import FORMS, LLAMA, Form
 
 BENCHED = ("torch_fused", "layer_norm", "liger", "quack")  # by bench_norm.py, unless it is told what to time
@@ -265,7 +265,7 @@ def load(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
     short = name.removeprefix("scripts.peers:")
     if package := PACKAGES.get(short):
         fetch(package.source, package)
-        if device.type != "cuda" and emulated_gpu() is None:
+        if device.type != "cuda" and chosen_gpu() is None:
             raise InputError(f"norm '{name}': its kernels take GPU tensors and the device is '{device}'; leave it out")
     return load_backend(f"scripts.peers:{short}" if short in [*PACKAGES, *BENCHED] else name, device, form)
 

@@ -46,14 +46,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
-
-from kernels import Backend, InputError, interpret_without_gpu, kernel_errors, load_backend
-
-interpret_without_gpu()  # before the imports below, with which torch 2.6 imports Triton
 import torch._functorch.config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernels import Backend, InputError, kernel_errors, load_backend
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.norm import RMSNorm

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import kernels
-from kernels.emulated import GPUS, description, emulate, emulated_gpu
+from kernels.emulated import GPUS, description, emulate, emulate_without_gpu, emulated_gpu
+from kernels.emulated.gpus import DEFAULT
 from model.cli import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
@@ -23,7 +24,7 @@ torch.set_num_threads(1)  # the models are tiny, and threads that wait for each 
 def pytest_addoption(parser):
     parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
     parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
-    emulate_help = f"compile Triton's kernels for this GPU and run them on an emulated one: {', '.join(GPUS)}"
+    emulate_help = f"run Triton's kernels as compiled for {', '.join(GPUS)}; without a GPU {DEFAULT} (default)"
     parser.addoption("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=emulate_help)
     parser.addoption(
         "--train-dtype",
@@ -37,12 +38,12 @@ def pytest_configure(config):
     device = config.getoption("--device")
     os.environ["NORM_TEST_DEVICE"] = device
     os.environ["TRAIN_DTYPE"] = config.getoption("--train-dtype")
-    if device == "cpu":  # most of the suite compares with CPU results, and runs Triton in its interpreter
+    if device == "cpu":  # most of the suite compares with CPU results, and runs Triton's kernels on an emulated GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    kernels.interpret_without_gpu()  # before anything here imports triton
     try:
         if (gpu := config.getoption("--emulate")) != "none":
             emulate(gpu)
+        emulate_without_gpu()
         chosen = choose_device(device)
         for norm in names_in(config.getoption("--norm") or ""):
             kernels.load_backend(norm, chosen)

@@ -112,14 +112,14 @@ def test_a_run_learns_and_leaves_a_checkpoint_that_transformers_loads(trained, w
 
 @needs_triton
 def test_a_run_on_an_emulated_gpu_is_the_references(trained, workplace, monkeypatch):
-    """The kernels as an H100 would run them, in a process of its own."""
+    """The kernels as an A100 would run them, in a process of its own."""
     shape = "--config config.json --data text.txt --block-size 16 --batch-size 4 --steps 2 --norm triton"
     command = [sys.executable, ROOT / "train.py", *shape.split(), "--dtype", train_dtype(), "--out", "out/emulated"]
-    done = subprocess.run([*command, "--emulate", "sm_90"], cwd=workplace, capture_output=True, text=True)
+    done = subprocess.run([*command, "--emulate", "sm_80"], cwd=workplace, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    said = "Triton's kernels are compiled for sm_90 and run on an emulated one; their times say nothing\n"
+    said = "Triton's kernels are compiled for sm_80 and run on an emulated one; their times say nothing\n"
     assert done.stderr.startswith(said)
-    assert "\nnorm triton, compiled for sm_90, on an emulated one, eps 0.003, " in done.stderr
+    assert "\nnorm triton, compiled for sm_80, on an emulated one: no measure of speed, eps 0.003, " in done.stderr
     expected, _, _ = trained("--steps", 2, "--norm", "reference")
     # A step of two roundings of a loss near 5.7 in float32; bfloat16 autocast flips some roundings behind the norms.
     near = pytest.approx(losses(expected), abs=2e-6 if train_dtype() == "float32" else 2e-3)
@@ -127,10 +127,10 @@ def test_a_run_on_an_emulated_gpu_is_the_references(trained, workplace, monkeypa
 
     asked = []  # a resumed run emulates as it did, unless told otherwise
     monkeypatch.setattr("kernels.emulated.emulate", asked.append)
-    for more in ([], ["--emulate", "none"], ["--emulate", "sm_80"]):
+    for more in ([], ["--emulate", "none"], ["--emulate", "sm_90"]):
         monkeypatch.setattr(sys, "argv", ["train.py", "--resume", "--out", "out/emulated", *more])
         train.parse_args()
-    assert asked == ["sm_90", "sm_80"]
+    assert asked == ["sm_80", "sm_90"]
 
 
 @pytest.mark.parametrize("name", ["scripts.peers:layer_norm", "tests.norms:centered"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from kernels.emulated.memory import GlobalMemory
 from kernels.emulated.ptx import EmulationError, parse
 from kernels.emulated.unwritten import shadow_of
 
+OURS = "kernels.triton_rms_norm"  # whose description says where its kernels run
 TRITON_3_4 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 4)
 
 
@@ -37,10 +40,11 @@ def keep_freed_memory() -> None:
 
 
 class EmulatedDriver:
-    """What Triton asks a driver for."""
+    """What Triton asks a driver for. It writes `say`, a line for the user, at the first launch of another's kernel."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, say: str = "") -> None:
         keep_freed_memory()
+        Launcher.line = say
         self.gpu = GPUS[name]
         self.target = GPUTarget("cuda", self.gpu.arch, self.gpu.warp_size)
         self.device = list(GPUS).index(name)  # Triton keeps compiled kernels by the device's number
@@ -100,9 +104,11 @@ def counting() -> Iterator[list[Counts]]:
 class Launcher:
     """Launches of one compiled kernel."""
 
-    workers = ThreadPoolExecutor(torch.get_num_threads())
+    workers: ThreadPoolExecutor
     chosen: ClassVar[list[Callable[[int], Sequence[int]]]] = []  # by only_blocks
     counted: list[Counts] | None = None  # None: nobody counts
+    line = ""  # that the user has not been told yet
+    n_launches = 0
 
     def __init__(self, source: Any, metadata: Any) -> None:
         path = get_cache_manager(metadata.hash).get_file(f"{source.name[:150]}.ptx")
@@ -112,11 +118,16 @@ class Launcher:
         self.kernel = metadata.name
         self.kinds = source.signature  # of each argument that a launch gives, by its name
         self.constants = {"constexpr", *(name for name in source.constants if isinstance(name, str))}
+        if Launcher.line and source.fn.__module__ != OURS:
+            if os.environ.get("RANK", "0") == "0":  # of torchrun's processes
+                print(Launcher.line, file=sys.stderr)
+            Launcher.line = ""
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any,
         enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
+        Launcher.n_launches += 1
         args += (None,) * (len(self.kinds) - len(args))  # constants at the end, which CUDA's launcher does without too
         with torch._C.DisableTorchFunction():  # tensors may say that they are elsewhere (scripts/as_cuda.py)
             memory = GlobalMemory()
@@ -140,6 +151,14 @@ class Launcher:
                 counts.tensors = {name: (tuple(each.shape), each.element_size()) for name, each in tensors.items()}
                 self.counted.append(counts)
             self.machine.run((x, y, z), bits, memory, counts, only=only, workers=self.workers)
+
+
+def _hire_workers() -> None:
+    Launcher.workers = ThreadPoolExecutor(torch.get_num_threads())
+
+
+_hire_workers()
+os.register_at_fork(after_in_child=_hire_workers)  # a fork has none of the threads
 
 
 @contextmanager

@@ -22,17 +22,30 @@ GPUS = {
     "sm_120": Gpu("GeForce RTX 5090", 120, 170, 99 * 1024),
 }
 
-_chosen: list[str] = []
+DEFAULT = "sm_90"  # on a machine without a GPU, where nobody names one
+
+_chosen: list[str] = []  # the one that somebody has named
+_default: list[str] = []  # the one that nobody has
 
 
 def choose(name: str) -> None:
     _chosen[:] = [name]
 
 
-def emulated_gpu() -> Gpu | None:
-    """The GPU that this process emulates, if it does."""
+def choose_default() -> None:
+    _default[:] = [DEFAULT]
+
+
+def chosen_gpu() -> Gpu | None:
+    """The GPU that --emulate or a program has named for this process, if one has."""
     return GPUS[_chosen[0]] if _chosen else None
 
 
+def emulated_gpu() -> Gpu | None:
+    """The GPU that this process emulates, named or by default, if it does."""
+    names = _chosen or _default
+    return GPUS[names[0]] if names else None
+
+
 def description() -> str:
-    return f"triton, compiled for {_chosen[0]}, on an emulated one"
+    return f"triton, compiled for {(_chosen or _default)[0]}, on an emulated one: no measure of speed"

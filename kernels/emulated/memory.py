@@ -281,7 +281,9 @@ class SharedMemory:
 
     A place is `unit` bytes, the least that the kernel reads or writes there at once. Its mark is the number of barriers
     that its last writer had passed, times 64, plus that writer's warp. So a mark is below 64 times a block's barriers
-    where a barrier lies between.
+    where a barrier lies between. As long as all blocks use the same places at once, the marks of one stand for all.
+
+    An index is the number of a word among those of all blocks, or, with the shape (1, T), of each block.
     """
 
     def __init__(self, blocks: int, size: int, unit: int) -> None:
@@ -289,12 +291,13 @@ class SharedMemory:
         self.size = -(-size // 16) * 16  # of a block's part
         self.rows = np.arange(blocks)[:, None]
         self.bytes = np.zeros(blocks * self.size, np.uint8)
-        self.writers = np.full(blocks * self.size // unit, UNWRITTEN, np.int16)
-        self.readers = np.zeros(blocks * self.size // unit, np.int16)
+        self.alike = True  # so far: writers and readers are those of one block
+        self.writers = np.full(self.size // unit, UNWRITTEN, np.int16)
+        self.readers = np.zeros(self.size // unit, np.int16)
         self.reads: list[tuple[Array, int, Array]] = []  # since the last barrier: index, width, and marks of who reads
 
     def index(self, addresses: Array, width: int, does: str, rows: Array | None = None) -> Array:
-        """The number of each address among all words of `width` bytes: of every block, or of the block rows[i]."""
+        """The index of each address, of words of `width` bytes: of every block, or of the block rows[i]."""
         offsets = addresses.view(np.uint64)  # a negative one is far behind
         if int(offsets.max()) + width > self.limit:
             lane = int(np.flatnonzero(offsets > max(0, self.limit - width))[0])
@@ -305,22 +308,42 @@ class SharedMemory:
             lane = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
             message = f"{does} {width} bytes of shared memory at once at an address that {width} does not divide"
             raise Violation(f"{message}, byte {int(addresses.flat[lane])}", lane)
-        return (addresses >> (width.bit_length() - 1)) + (self.rows if rows is None else rows) * (self.size // width)
+        words = addresses >> (width.bit_length() - 1)
+        if rows is None and len(words) == 1:
+            return words
+        return words + (self.rows if rows is None else rows) * (self.size // width)
+
+    def _of_all(self, index: Array, width: int) -> Array:
+        """The index among the words of all blocks."""
+        return index + self.rows * (self.size // width) if index.ndim == 2 and len(index) == 1 else index
+
+    def _of_marks(self, index: Array, width: int, me: Array) -> Array:
+        """The index among the marks, which become those of all blocks where these don't do the same."""
+        if self.alike and not (index.ndim == 2 and len(index) == len(me) == 1):
+            self.alike, blocks = False, len(self.rows)
+            self.writers, self.readers = np.tile(self.writers, blocks), np.tile(self.readers, blocks)
+            self.reads = [(self._of_all(each, wide), wide, who) for each, wide, who in self.reads]
+        return index if self.alike else self._of_all(index, width)
 
     def load(self, index: Array, width: int, me: Array, since: int) -> Array:
         """The words at `index`. me: the readers' marks; those from `since` on may be younger than the last barrier."""
-        found = self._places(self.writers, index, width)
+        marked = self._of_marks(index, width, me)
+        found = self._places(self.writers, marked, width)
         if int(found.max()) >= since:
-            self._check_read(found, index, width, me)
-        self.reads.append((index, width, me))
-        return self.bytes.view(WORDS[width]).take(index)
+            self._check_read(found, marked, width, me)
+        self.reads.append((marked, width, me))
+        words = self.bytes.view(WORDS[width])
+        if index.ndim == 2 and len(index) == 1:
+            return words.reshape(len(self.rows), -1).take(index[0], axis=1)
+        return words.take(index)
 
     def store(self, index: Array, values: Array, width: int, me: Array) -> None:
         self.claim(index, width, me, me)
-        self.bytes.view(WORDS[width])[index] = values
+        self.bytes.view(WORDS[width])[self._of_all(index, width)] = values
 
     def claim(self, index: Array, width: int, me: Array, marks: Array) -> None:
         """Write marks to the words at `index`, after a look at who has read them."""
+        index = self._of_marks(index, width, me)
         if self.reads:
             self._note_reads()
             found = self._places(self.readers, index, width)
@@ -332,6 +355,7 @@ class SharedMemory:
 
     def refuse_under_way(self, index: Array, width: int) -> None:
         """Raise Violation where an asynchronous copy will write to a word that is written to now."""
+        index = self._of_all(index, width)  # copies have set the blocks apart
         bad = self._places(self.writers, index, width) == ON_ITS_WAY
         if bad.any():
             what = "writes shared memory to which an asynchronous copy is on its way"

@@ -47,17 +47,18 @@ def fma_float32(a: Array, b: Array, c: Array) -> Array:
     The product is exact in float64. The sum is rounded there and again to float32, which can be wrong only where the
     first rounding gives a number halfway between two float32 ones, or where the result is subnormal.
     """
-    product = np.multiply(a, b, dtype=np.float64)
-    total = product + c
+    total = np.multiply(a, b, dtype=np.float64)
+    total = np.add(total, c, out=total if np.broadcast(total, c).shape == total.shape else None)
     result = total.astype(np.float32)
-    doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
+    bits = total.view(np.uint64)
+    bits &= np.uint64(0x1FFFFFFF)  # in its place: memory is what this takes its time for
+    doubtful = bits == np.uint64(0x10000000)
     if np.fmin.reduce(np.abs(result), axis=None) < SMALLEST_NORMAL:  # a NaN would hide them from min()
         doubtful |= np.abs(result) < SMALLEST_NORMAL
-    if doubtful.any():
-        error = _sum_error(product, c.astype(np.float64), total)
-        doubtful &= error != 0
-        if doubtful.any():
-            return _to_odd(total, np.where(doubtful, error, 0), np.uint64, np.float64).astype(np.float32)
+    lanes = np.flatnonzero(doubtful)
+    if lanes.size:
+        a, b, c = (np.broadcast_to(each, result.shape).reshape(-1)[lanes].astype(np.float64) for each in (a, b, c))
+        np.put(result, lanes, _sum_to_odd(a * b, c).astype(np.float32))
     return result
 
 
@@ -133,7 +134,8 @@ def approximate(exact: Array, relative: float = 0.0, ulps: float = 0.0, absolute
     off = exact * (1 + spread * bound)
     if absolute:
         off += spread * (absolute - np.abs(exact) * last)
-    return np.where(np.isfinite(exact), off, exact).astype(np.float32)
+    finite = np.isfinite(exact)
+    return (off if finite.all() else np.where(finite, off, exact)).astype(np.float32)
 
 
 def directed(mode: str, widen: Callable[[Array], Array], narrow: Callable[[Array], Array]) -> Callable[[Array], Array]:

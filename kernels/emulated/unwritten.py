@@ -73,7 +73,8 @@ def poison(tensor: Any) -> None:
     if not 0 < size <= LARGEST:
         return
     memory = memory_at(address, size)
-    memory[0::2], memory[1::2] = POISON
+    memory[: size // 2 * 2].view(np.uint16)[...] = POISON.view(np.uint16)
+    memory[size // 2 * 2 :] = POISON[0]
     # In integers of 8 and 16 bits, poison may be a number like any other.
     if address % 16 == 0 and (tensor.element_size() > 2 or tensor.dtype in (torch.float16, torch.bfloat16)):
         storage.shadow = Shadow(memory, tensor.element_size())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emulated.arithmetic import operation
-from kernels.emulated.blocks import WARP, Blocks
+from kernels.emulated.blocks import WARP, Blocks, immediate
 from kernels.emulated.operands import Operands, Step
 from kernels.emulated.ptx import Instruction
 from kernels.emulated.registers import DTYPES
@@ -53,11 +53,15 @@ def _shuffle(instruction: Instruction, operands: Operands) -> Step | None:
     read, write = operands.read(source, DTYPES["b32"]), operands.write(register, DTYPES["b32"])
     write_flag = operands.write(flag, DTYPES["pred"]) if flag else None
     read_distance, read_limits = operands.read(distance, DTYPES["u32"]), operands.read(limits, DTYPES["u32"])
+    constant = None not in (immediate(distance, DTYPES["u32"]), immediate(limits, DTYPES["u32"]))
+    known: list[Array] = []  # lanes and their validity, where the instruction spells them out
 
     def step(blocks: Blocks, mask: Array | None) -> None:
         blocks.gather(mask, WARP, "a shuffle")
         values = read(blocks)
-        lanes, valid = _source_lanes(mode, read_distance(blocks), read_limits(blocks), blocks.shape[1])
+        lanes, valid = known or _source_lanes(mode, read_distance(blocks), read_limits(blocks), blocks.shape[1])
+        if constant:
+            known[:] = lanes, valid
         if values.shape[1] > 1:  # else all lanes hold the same
             values = values.take(lanes[0], axis=1) if len(lanes) == 1 else np.take_along_axis(values, lanes, 1)
         write(blocks, values, mask)

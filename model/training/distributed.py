@@ -14,19 +14,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from kernels import InputError, interpret_without_gpu
-from model.cli import choose_device, rank, world_size
-from model.llama import Llama
-
-interpret_without_gpu()  # before the imports below, with which torch 2.6 imports Triton
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from kernels import InputError
+from model.cli import choose_device, rank, world_size
+from model.llama import Llama
 
 T = TypeVar("T")
 # PyTorch's errors about a process that cannot be reached hold one of these words; our own errors mostly hold none.

@@ -76,11 +76,6 @@ def test_a_function_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeyp
     assert torch.equal(y, torch.full((3,), 4.0))
 
 
-def test_auto_is_pytorch_on_a_cpu(monkeypatch):
-    monkeypatch.setattr("kernels.emulated.gpus._chosen", [])
-    assert kernels.load_backend("auto", CPU).description == "torch"
-
-
 @pytest.mark.parametrize(("device", "emulated"), [("cuda", []), ("cpu", ["sm_90"])])
 def test_auto_is_triton_on_a_gpu_and_on_an_emulated_one(device, emulated, monkeypatch):
     pytest.importorskip("triton", reason="triton is made for Linux alone")
@@ -104,6 +99,7 @@ def test_compiled_kernels_refuse_a_cpu(monkeypatch):
 
     monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
     monkeypatch.setattr("kernels.emulated.gpus._chosen", [])
+    monkeypatch.setattr("kernels.emulated.gpus._default", [])
     with pytest.raises(InputError, match="the device is 'cpu'; use --device cuda, --emulate sm_90, or --norm torch"):
         kernels.load_backend("triton", CPU)
 

@@ -1,12 +1,9 @@
 """The Triton kernels' own promises; their values are tested by test_norm_contract.py."""
 
-import subprocess
-import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 from torch.autograd.forward_ad import dual_level, make_dual
@@ -17,7 +14,6 @@ from kernels import reference, triton_rms_norm
 from kernels.emulated import GPUS, emulated_gpu
 from kernels.form import LLAMA
 from kernels.torch_version import TORCH_2_13
-from tests.helpers import ROOT
 from tests.kernels.addresses import check_addresses
 from tests.kernels.contract import DEVICE, EPS, OTHER_FORMS, STRIDED, assert_equal, formula, rows, weights
 
@@ -139,14 +135,11 @@ def run_both(shape, **options):
     )
 
 
-# A number of the interpreter's: with NumPy 2.4, Triton 3.2 can't count to one of Python's.
-count = np.int32 if triton_rms_norm.INTERPRETED else int
-
-
 def use_tile(monkeypatch, tile):
     """Tiles as on a GPU: they have few rows, a program takes several of them, and a wide row has several tiles."""
-    monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": tile[0], "COLS": tile[1], "num_warps": 1})
-    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, count(-(-n_tiles // 2))))
+    options = {"ROWS": tile[0], "COLS": tile[1], "num_warps": max(1, tile[0] * tile[1] // 512)}
+    monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: options)
+    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (2, -(-n_tiles // 2)))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +183,7 @@ def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
     row, residual, dy = (rows(1, 64, dtype=torch.float16, seed=seed) for seed in range(3))
     weight = weights(64, torch.float16)
     monkeypatch.setattr(triton_rms_norm, "_tile", lambda *_, **__: {"ROWS": 8, "COLS": columns, "num_warps": 1})
-    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (n_tiles, count(1)))
+    monkeypatch.setattr(triton_rms_norm, "_persistent_programs", lambda n_tiles, *_: (n_tiles, 1))
 
     def run(n_rows):
         x, r, g = (tensor.expand(n_rows, 64) for tensor in (row, residual, dy))
@@ -206,7 +199,6 @@ def test_offsets_of_outputs_pass_32_bits(monkeypatch, columns):
 
 @pytest.mark.parametrize(("n_tiles", "warps"), [(1, 4), (527, 4), (529, 4), (4096, 16), (10**6, 32)])
 def test_persistent_programs_cover_every_tile_once(monkeypatch, n_tiles, warps):
-    monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
     monkeypatch.setattr(triton_rms_norm, "_gpu", lambda device: GPUS["sm_90"])  # of 132 multiprocessors
     n_programs, n_steps = triton_rms_norm._persistent_programs(n_tiles, warps, DEVICE)
     assert n_tiles <= n_programs * n_steps < n_tiles + n_steps  # all of them, and no program without one
@@ -224,10 +216,9 @@ def test_h_has_the_dtype_of_the_sum(dtype, residual_dtype):
 
 def test_rows_that_are_not_aligned_have_smaller_tiles(monkeypatch):
     """They need an address an element, and registers for it."""
-    monkeypatch.setattr(triton_rms_norm, "INTERPRETED", False)
     monkeypatch.setattr(triton_rms_norm, "_gpu", lambda device: GPUS["sm_90"])
     x = torch.empty(4, 16384, dtype=torch.float16, device="meta")
-    aligned, other = (triton_rms_norm._tile(4, x, 2048, 32768, part=4096, aligned=aligned) for aligned in (True, False))
+    aligned, other = (triton_rms_norm._tile(x, 2048, 32768, part=4096, aligned=aligned) for aligned in (True, False))
     assert (aligned["COLS"], other["COLS"]) == (16384, 4096)
 
 
@@ -246,7 +237,7 @@ def test_without_a_weight(shape):
 def test_dx_is_rounded_once(monkeypatch, columns, form):
     """Half precision's dx is float64's, rounded: whatever backward rounds before, as offset + weight, shows."""
     use_tile(monkeypatch, (64, columns))
-    dtype = torch.float16 if triton_rms_norm.INTERPRETED else torch.bfloat16  # which the interpreter cuts off
+    dtype = torch.bfloat16
     x, residual, dy, dh = (rows(64, 48, dtype=dtype, scale=1.0, seed=seed) for seed in range(4))
     weight = weights(48, dtype, form=form)
     h = (x + residual).double().requires_grad_()
@@ -437,13 +428,3 @@ def test_what_is_not_supported_names_the_backend_that_does_it():
     with pytest.raises(ValueError, match="offset is added to a weight, and there is none"):
         triton_rms_norm.rms_norm(x, None, EPS, offset=1.0)
     assert torch.func.jvp(lambda x: reference.rms_norm(x, weight, EPS), (x,), (x,))[1].abs().max() > 0
-
-
-def test_a_triton_imported_too_early_is_named():
-    """An optimizer or torch.compile may import it before the kernels can ask for the interpreter."""
-    code = "import os; os.environ.pop('TRITON_INTERPRET', None); import triton.language; import kernels.triton_rms_norm"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    if torch.cuda.is_available():
-        assert result.returncode == 0
-    else:
-        assert "InputError: --norm triton: triton was imported before" in result.stderr

@@ -136,6 +136,8 @@ def test_a_peer_of_two_forms_takes_no_third(monkeypatch):
 @pytest.mark.parametrize("name", ["liger", "quack", "scripts.peers:liger"])
 def test_kernels_for_a_gpu_are_refused_on_a_cpu(stubs, monkeypatch, name):
     monkeypatch.setattr("kernels.emulated.gpus._chosen", [])  # also where this process emulates one
+    monkeypatch.setattr("kernels.emulated.gpus._default", [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # or one is emulated
     with pytest.raises(InputError, match=f"norm '{name}': its kernels take GPU tensors and the device is 'cpu'"):
         peers.load(name, CPU)
     norm = load_backend(f"scripts.peers:{name.removeprefix('scripts.peers:')}", CPU).rms_norm

@@ -61,7 +61,7 @@ class Storages(TorchDispatchMode):
         return result
 
     def alive(self):
-        gc.collect()  # Triton's interpreter leaves cycles
+        gc.collect()
         return {address: size for address, (storage, size) in self.made.items() if not storage.expired()}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-import kernels
 import train
 from model.cli import run
 
@@ -73,7 +72,6 @@ def _run(folder, arguments, log, environment, largest_file, dies_at):
     os.chdir(folder)
     os.environ.update(environment)
     torch.set_num_threads(1)
-    kernels.interpret_without_gpu()
     if largest_file:  # in place of a full disk: writing on ends in an OSError as it does there
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))

@@ -177,13 +177,6 @@ def test_one_nan_in_one_weight_is_found(config, make_model):
     assert not finite(model, CPU)
 
 
-def test_triton_is_put_into_its_interpreter_before_anything_imports_it():
-    source = "import os, train; assert os.environ['TRITON_INTERPRET'] == '1'"
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"CUDA_VISIBLE_DEVICES": ""}
-    subprocess.run([sys.executable, "-c", source], env=environment, cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize(
     ("text", "lost"),
     [
