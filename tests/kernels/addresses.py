@@ -1,6 +1,6 @@
 """Hold every address that a kernel reads or writes to the elements of the tensors that it was launched with.
 
-This is for Triton's interpreter. An emulated GPU does it in every launch.
+This is for Triton's interpreter (TRITON_INTERPRET=1 pytest ...). An emulated GPU does it in every launch.
 """
 
 import functools
