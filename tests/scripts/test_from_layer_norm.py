@@ -35,12 +35,13 @@ def test_a_converted_gpt2_is_the_same_function(gpt2, name, dtype, bound):
 
 
 def test_nothing_of_layer_norm_is_left_and_the_original_stays(gpt2):
-    before, converted = deepcopy(gpt2.state_dict()), deepcopy(gpt2)
-    from_layer_norm.to_rms_norm(converted, load_backend("reference", CPU))
-    assert not [name for name, module in converted.named_modules() if isinstance(module, nn.LayerNorm)]
-    assert converted.transformer.ln_f.norm.eps == from_layer_norm.EPS
+    before, backend = deepcopy(gpt2.state_dict()), load_backend("reference", CPU)
+    from_layer_norm.compare(gpt2, backend, torch.randint(512, (3, 40)))
     for name, tensor in gpt2.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+    from_layer_norm.to_rms_norm(gpt2, backend)
+    assert not [name for name, module in gpt2.named_modules() if isinstance(module, nn.LayerNorm)]
+    assert gpt2.transformer.ln_f.norm.eps == from_layer_norm.EPS
 
 
 def test_the_stream_has_no_mean_in_a_converted_model(gpt2):
