@@ -8,29 +8,14 @@ import torch
 
 import kernels
 from model.checkpoint.load import load_checkpoint
-from model.checkpoint.save import save_checkpoint
-from model.config import LlamaConfig
-from model.llama import Llama
 from model.tokenizer import load_tokenizer
-from model.tokenizer.sentencepiece_model import train_tokenizer
 from scripts import perplexity
-from tests.helpers import CPU, ROOT, draw_weights
-
-TEXT = "once upon a time\n  there was a lily 🙂\n" * 20
+from tests.helpers import CPU, ROOT
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """A small model with random weights, norms among them, its tokenizer, and a text."""
-    tokenizer = train_tokenizer([TEXT], 300)
-    config = LlamaConfig(tokenizer.vocab_size, 32, 48, 2, 4, 2, 8, 64, rms_norm_eps=3e-3, eos_token_id=2)
-    torch.manual_seed(0)
-    model = Llama(config, kernels.load_backend("reference", CPU))
-    draw_weights(model, 0.1)
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_checkpoint(folder, model, tokenizer)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    return folder
+def ids_of(checkpoint):
+    text = (checkpoint / "text.txt").read_text(encoding="utf-8")
+    return torch.tensor(load_tokenizer(checkpoint).encode(text, bos=True))
 
 
 def loss_of(output):
@@ -58,7 +43,7 @@ def test_the_loss_is_that_of_transformers_on_the_same_windows(checkpoint, comman
     """In transformers' own way: -100 labels what another window has scored; its model takes a position more."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    ids = torch.tensor(load_tokenizer(checkpoint).encode(TEXT, bos=True)[:240])
+    ids = ids_of(checkpoint)[:240]
     total, before = 0.0, 1
     for start in range(0, len(ids), stride):
         end = min(start + context + 1, len(ids))
@@ -94,7 +79,7 @@ def test_the_context_and_stride_of_the_model_and_its_eps(checkpoint, command):
 
 def test_half_precision_is_scored_in_float32(checkpoint):
     """A sum of losses in bfloat16 would be off by 0.4 %; in float32 only the logits' own rounding is left."""
-    ids = torch.tensor(load_tokenizer(checkpoint).encode(TEXT, bos=True)[:60])
+    ids = ids_of(checkpoint)[:60]
     model = load_checkpoint(checkpoint, kernels.load_backend("reference", CPU), CPU, torch.bfloat16)
     with torch.no_grad():
         expected = torch.nn.functional.cross_entropy(model(ids[None, :-1])[0].double(), ids[1:]).item()
