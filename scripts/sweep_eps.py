@@ -1,8 +1,8 @@
 """Show what eps does to a trained model: python scripts/sweep_eps.py --ckpt out/tiny
 
 The checkpoint's perplexity (scripts/perplexity.py) is measured with its own eps and with one of every decade. Beside it
-stands the share of the norms' input rows that eps reaches: those whose mean square is less than 50 times eps, so that
-eps makes them smaller by 1 % or more. The picture has that share by norm, from the first layer to the last one.
+stands the share of the norms' input rows that eps reaches: those that it makes smaller by 1 % or more, since their
+mean square is less than 49.25 times eps. The picture has that share by norm, from the first layer to the last one.
 
 A wrong eps does nothing as long as all rows are large beside it, and the perplexity turns where it reaches them. Where
 that is depends on how large this model's rows are, so a sweep of one model says nothing about another.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from model.llama import Llama
 
-REACHED = 50  # a row with a mean square of 50 eps is divided by sqrt(1 + 1 / 50) times its size: 1 % more
+REACHED = 0.99**2 / (1 - 0.99**2)  # 49.25: a row with a mean square of so many eps becomes 0.99 times what it would be
 
 
 class Measured(NamedTuple):
