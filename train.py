@@ -34,6 +34,8 @@ from model.training.run_folder import (
     saved_data,
 )
 
+# Of --log-norms: what input_mean_squares returns of each norm.
+NORM_METRICS = ("norm_mean_square", "norm_least_square", "norm_largest_square", "norm_share_below_eps")
 EVAL_SEQUENCES = 32  # held-out windows that a validation loss is the mean of
 NORM_SEQUENCES = 4  # of them, those that --log-norms looks at
 WARMUP = 20  # steps, unless a run is shorter than five times that
@@ -315,7 +317,7 @@ def evaluate(
     if args.log_norms and (last or step % args.log_norms == 0):
         with autocast:
             squares = input_mean_squares(model, windows(held_out, starts[:NORM_SEQUENCES], args.block_size).to(device))
-        found["norm_mean_square"], found["norm_least_square"] = squares.tolist()
+        found |= zip(NORM_METRICS, squares.tolist(), strict=True)
     if last or (step + 1) % args.eval_interval == 0:
         total = torch.zeros((), device=device)
         for some in np.array_split(starts, math.ceil(EVAL_SEQUENCES / args.batch_size)):

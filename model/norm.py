@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -77,23 +78,39 @@ def norm_names(model: nn.Module) -> list[str]:
     return [name.removeprefix("layers.") for name, module in model.named_modules() if isinstance(module, RMSNorm)]
 
 
+@contextmanager
+def watched_inputs(model: nn.Module, look: Callable[[RMSNorm, Tensor], None]) -> Iterator[None]:
+    """Within it, a forward of `model` calls look(norm, squares) for each norm, in the order in which they are applied.
+
+    `squares` are the mean squares of the rows of its input, x + residual, in float32, of any shape. Where one is not
+    above the norm's eps, eps makes more of the row's divisor than the row does.
+    """
+
+    def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        assert isinstance(norm, RMSNorm)
+        look(norm, output[1].detach().float().square().mean(-1))
+
+    hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, RMSNorm)]
+    try:
+        with torch.compiler.set_stance("force_eager"):  # hooks would make a compiled model compile again
+            yield
+    finally:
+        for each in hooks:
+            each.remove()
+
+
 @torch.no_grad()
 def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean and minimum, over rows, of each norm's input mean square for tokens (B, T): (2, n_norms), float32.
+    """What each norm sees of tokens (B, T), over the mean squares of its rows: (4, n_norms), float32.
 
-    The norms come in the order in which they are applied. A row whose mean square is not above eps is changed by eps.
+    Their mean, the least, the largest, and the share of rows whose mean square is not above eps.
     """
     found = []
 
-    def look(norm: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        rows = output[1].float().square().mean(-1)  # of x + residual, (B, T)
-        found.append(torch.stack([rows.mean(), rows.min()]))
+    def summarise(norm: RMSNorm, squares: Tensor) -> None:
+        reached = (squares <= norm.eps).float().mean()
+        found.append(torch.stack([squares.mean(), squares.min(), squares.max(), reached]))
 
-    hooks = [module.register_forward_hook(look) for module in model.modules() if isinstance(module, RMSNorm)]
-    try:
-        with torch.compiler.set_stance("force_eager"):  # hooks would make a compiled model compile again
-            model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with watched_inputs(model, summarise):
+        model(tokens)
     return torch.stack(found, dim=1)

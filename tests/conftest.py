@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -92,6 +93,14 @@ def make_model():
     return make
 
 
+class Done(NamedTuple):
+    """What a command has left."""
+
+    code: int
+    out: str
+    err: str
+
+
 @pytest.fixture
 def command(monkeypatch, capsys, tmp_path_factory):
     """Call a command's main with arguments: (exit code, stdout, stderr). Standard input is bytes in a file, or none."""
@@ -110,7 +119,7 @@ def command(monkeypatch, capsys, tmp_path_factory):
         except SystemExit as stop:
             code = stop.code
         captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        return Done(code, captured.out, captured.err)
 
     return call
 

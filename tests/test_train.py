@@ -404,9 +404,9 @@ def test_norms_are_logged_every_so_many_steps_and_change_nothing(trained, workpl
     held_out = np.fromfile(folder / "tokens.bin", np.uint16)[meta["n_train"] :]
     starts = np.linspace(0, len(held_out) - 17, 32, dtype=int)[:4]
     saved = load_checkpoint(workplace / "out/model", kernels.load_backend("torch", CPU), CPU)
-    mean, least = input_mean_squares(saved, windows(held_out, starts, 16)).tolist()
-    assert metrics[-1]["norm_mean_square"] == pytest.approx(mean, rel=1e-5)
-    assert metrics[-1]["norm_least_square"] == pytest.approx(least, rel=1e-5)
+    names = ("norm_mean_square", "norm_least_square", "norm_largest_square", "norm_share_below_eps")
+    for name, expected in zip(names, input_mean_squares(saved, windows(held_out, starts, 16)).tolist(), strict=True):
+        assert metrics[-1][name] == pytest.approx(expected, rel=1e-5), name
     assert json.loads((workplace / "out/model/run.json").read_text())["norm_names"] == norm_names(saved)
 
 

@@ -11,7 +11,7 @@ from kernels.form import Form
 from model.checkpoint.load import to_file_name
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers
-from model.norm import RMSNorm, input_mean_squares
+from model.norm import RMSNorm, input_mean_squares, watched_inputs
 from tests.helpers import CPU, needs_triton
 from tests.kernels import contract
 
@@ -203,6 +203,11 @@ def test_the_compiled_norm_has_a_graph_for_every_width_and_mode_of_a_model(confi
     assert len(graphs) > 8, len(graphs)
 
 
+def summary(rows, eps):
+    """Of mean squares (n_norms, n_rows): their mean, least and largest, and the share that is not above eps."""
+    return torch.stack([rows.mean(1), rows.amin(1), rows.amax(1), (rows <= eps).double().mean(1)])
+
+
 def rows_by_hand(model, tokens):
     """Inputs of each norm of a model, in float64, from transformers' hidden states and modules; the eps is its own."""
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**model.config.to_dict())).double().eval()
@@ -214,8 +219,7 @@ def rows_by_hand(model, tokens):
     theirs.model.norm.register_forward_pre_hook(lambda norm, inputs: seen.append(inputs[0]))
     with torch.no_grad():
         theirs(tokens)
-    rows = torch.stack(seen).square().mean(-1).flatten(1)  # (n_norms, B * T)
-    return torch.stack([rows.mean(1), rows.amin(1)])
+    return summary(torch.stack(seen).square().mean(-1).flatten(1), model.config.rms_norm_eps)
 
 
 @pytest.mark.parametrize("norm", ["reference", "torch", pytest.param("triton", marks=needs_triton)])
@@ -223,9 +227,22 @@ def test_the_mean_squares_are_those_of_what_each_norm_sees(config, make_model, n
     model, tokens = make_model(config, norm), torch.arange(40).view(2, 20)
     expected = rows_by_hand(model, tokens)
     found = input_mean_squares(model, tokens)
-    assert found.shape == (2, 2 * config.num_hidden_layers + 1)
+    assert found.shape == (4, 2 * config.num_hidden_layers + 1)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
-    assert len(set(found.flatten().tolist())) == found.numel()  # so that none could stand for another
+    assert len(set(found[:3].flatten().tolist())) == found[:3].numel()  # so that none could stand for another
+
+
+def test_the_share_of_rows_that_eps_reaches(config, make_model):
+    """eps at the median of the first norm's rows, one of whose mean squares it is: that one counts."""
+    tokens, squares = torch.arange(40).view(2, 20), []
+    with watched_inputs(make_model(config), lambda norm, rows: squares.append(rows)), torch.no_grad():
+        make_model(config)(tokens)
+        assert not squares  # of another model
+    with watched_inputs(model := make_model(config), lambda norm, rows: squares.append(rows)), torch.no_grad():
+        model(tokens)
+    assert [rows.shape for rows in squares] == [(2, 20)] * (2 * config.num_hidden_layers + 1)
+    model.layers[0].attention_norm.eps = squares[0].flatten().sort().values[13].item()
+    assert input_mean_squares(model, tokens)[3, 0].item() == pytest.approx(14 / 40)
 
 
 def test_the_mean_squares_leave_nothing_behind(config, make_model):
@@ -242,7 +259,7 @@ def test_the_mean_squares_leave_nothing_behind(config, make_model):
 
 def test_eps_is_in_none_of_the_mean_squares_of_the_first_norm(config, make_model):
     tokens = torch.arange(20).view(1, 20)
-    found = [input_mean_squares(make_model(replace(config, rms_norm_eps=eps)), tokens) for eps in (3e-3, 3e3)]
+    found = [input_mean_squares(make_model(replace(config, rms_norm_eps=eps)), tokens)[:3] for eps in (3e-3, 3e3)]
     assert torch.equal(found[0][:, 0], found[1][:, 0])
     assert not torch.equal(found[0][:, 1], found[1][:, 1])  # the first sub-layer has felt it
 
@@ -279,10 +296,10 @@ def test_the_mean_squares_of_half_precision_are_computed_in_float32(config, make
             module.register_forward_hook(lambda norm, inputs, output: streams.append(output[1].double()))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = input_mean_squares(model, tokens)
-    rows = torch.stack(streams).square().mean(-1).flatten(1)
+    expected = summary(torch.stack(streams).square().mean(-1).flatten(1), config.rms_norm_eps)
     assert found.dtype == torch.float32
-    assert found.min() > 65504
-    torch.testing.assert_close(found.double(), torch.stack([rows.mean(1), rows.amin(1)]), rtol=1e-5, atol=0)
+    assert found[:3].min() > 65504
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
 
 
 def test_the_mean_squares_under_autocast_and_checkpointing_are_float32(config, make_model):
