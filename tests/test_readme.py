@@ -1,5 +1,6 @@
 """README.md: its commands are found by their marks, wherever they stand, and nothing else is taken for one."""
 
+import re
 import shutil
 import subprocess
 
@@ -37,7 +38,23 @@ def test_a_command_is_found_wherever_it_stands(tmp_path):
     assert "README.md has no command marked <!-- ci: test -->" in stderr
 
 
-def test_every_file_that_the_readmes_name_is_there():
-    for readme in [ROOT / "README.md", *ROOT.glob("*/README.md"), ROOT / "model/training/README.md"]:
-        for target in (part.split(")")[0] for part in readme.read_text().split("](")[1:]):
-            assert target.startswith("http") or (readme.parent / target).exists(), (readme, target)
+def anchors(path):
+    """The names that links give to the headings of a Markdown file."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_file_and_heading_that_the_documents_name_is_there():
+    documents = [
+        ROOT / "README.md",
+        *ROOT.glob("*/README.md"),
+        ROOT / "model/training/README.md",
+        *ROOT.glob("docs/*.md"),
+    ]
+    for document in documents:
+        for target in (part.split(")")[0] for part in document.read_text(encoding="utf-8").split("](")[1:]):
+            if target.startswith("http"):
+                continue
+            path, _, anchor = target.partition("#")
+            assert (document.parent / path).exists(), (document, target)
+            assert not anchor or anchor in anchors(document.parent / path), (document, target)
