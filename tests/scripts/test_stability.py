@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import train
+from model.llama import summed_loss
 from model.norm import Add, RMSNorm
+from model.training.data import batch_starts, load_tokens, windows
 from model.training.prepare import prepare
 from scripts import stability
 from scripts.stability import NONE, Case, Measured
@@ -150,10 +152,14 @@ def test_a_run_is_train_pys(small, workplace, command):
     expected = [(line["step"] + 1, line["val_loss"]) for line in metrics if "val_loss" in line]
     found = stability.train_once(Case("torch", "pre", 1e-2, 7), 20, 0.1, small)
     assert found["losses"] == expected
-    # The gradients of the matrices are less than those of the model, before they are clipped.
-    for step in (1, 20):
-        whole = metrics[step - 1]["grad_norm"]
-        assert 0.1 * whole < math.hypot(*found["gradients"][str(step)]) < whole
+    # The gradients are those before they are clipped, here of the first step's batch.
+    torch.manual_seed(7)
+    model, (tokens, _, meta) = stability.build("torch", "pre", 290), load_tokens(small, 16)
+    batch = windows(tokens, batch_starts(len(tokens), 0, 7, 4, 16), 16)
+    (summed_loss(model, batch) / 64).backward()
+    assert metrics[0]["grad_norm"] > 1
+    assert found["gradients"]["1"] == pytest.approx(stability.gradient_norms(model), rel=1e-5)
+    assert found["unigram_loss"] == meta["unigram_loss"]
 
 
 def test_a_seed_repeats_a_run_and_another_one_does_not(small):
