@@ -70,7 +70,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from kernels import load_backend
+from kernels import layer_norm_in, load_backend
 from kernels.probe import is_the_formula
 from model.checkpoint.load import check_norm, load_checkpoint, load_end_ids
 from model.cli import check_compilable, choose_device
@@ -129,7 +129,7 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
     config, bound = model.config, model.norm.backend  # in the form of the model's family
     check_norm(args.ckpt, config, args.norm)
-    own = ":" in args.norm and config.norm is None
+    own = (":" in args.norm or layer_norm_in(args.norm)) and config.norm is None
     if own and not is_the_formula(bound, config.hidden_size, config.rms_norm_eps, device, config.family.form):
         say(f"{args.norm} is not the RMSNorm of {args.ckpt}, so this is another model's text")
     tokenizer = load_tokenizer(args.ckpt)

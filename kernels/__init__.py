@@ -27,9 +27,12 @@ BACKENDS = {
     "compile": "kernels.compiled",
     "triton": "kernels.triton_rms_norm",
 }
+# Another function, to compare RMSNorm with, by name: True where it has a bias besides the weight.
+LAYER_NORMS = {"layer_norm": False, "layer_norm_bias": True}
 DTYPES = ("float16", "bfloat16", "float32")
 USAGE = (
     f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y; "
+    f"{', '.join(LAYER_NORMS)} (not RMSNorm, but to compare it with); "
     "@float16 or @bfloat16 after a name rounds x and the residual first"
 )
 
@@ -43,12 +46,14 @@ class Backend(NamedTuple):
 
     rms_norm(x, weight, eps) -> y, with x and y of shape (..., D) and weight of shape (D,).
     add_rms_norm(x, residual, weight, eps) -> (y, h), where h = x + residual and y is the norm of h.
+    Both take a keyword `bias` of shape (D,) as well where the norm has one.
     """
 
     description: str  # for the person at the terminal: the name, how it runs here, and a form that is not LLaMA's
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     form: Form = LLAMA  # that both compute
+    has_bias: bool = False
 
 
 def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
@@ -73,11 +78,21 @@ def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend
         name = "triton" if on_gpu and importlib.util.find_spec("triton") else "torch"
     if ":" in name:
         return in_form(_own_backend(name), form)
+    if name in LAYER_NORMS:
+        from kernels.layer_norm import layer_norm
+
+        return in_form(Backend(name, layer_norm, add_then(layer_norm), has_bias=LAYER_NORMS[name]), form)
     if name not in BACKENDS:
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
     return in_form(Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm), form)
+
+
+def layer_norm_in(name: str | None) -> str | None:
+    """The name of LAYER_NORMS that a --norm or a config's `norm` names, with or without an @dtype; None for others."""
+    plain = (name or "").partition("@")[0]
+    return plain if plain in LAYER_NORMS else None
 
 
 def __getattr__(name: str) -> Any:
@@ -110,7 +125,7 @@ def in_form(backend: Backend, form: Form) -> Backend:
             ) from error
     options: dict[str, Any] = form._asdict()
     rms_norm, add_rms_norm = partial(backend.rms_norm, **options), partial(backend.add_rms_norm, **options)
-    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm, form)
+    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm, form, backend.has_bias)
 
 
 def _own_backend(name: str) -> Backend:
@@ -164,4 +179,4 @@ def _rounded(backend: Backend, dtype_name: str) -> Backend:
         y, h = backend.add_rms_norm(x.to(dtype), residual.to(dtype), weight, eps, **form)
         return y.to(x.dtype), h.to(residual.dtype)
 
-    return Backend(f"{backend.description}, on {dtype_name}", rms_norm, add_rms_norm)
+    return Backend(f"{backend.description}, on {dtype_name}", rms_norm, add_rms_norm, has_bias=backend.has_bias)

@@ -17,7 +17,7 @@ class LlamaConfig:
     """Fields are config.json's keys. Sizes are in elements; rms_norm_eps has no default, since no value is safe.
 
     `rope_scaling` holds its `rope_type` and the numbers that model/rope.py reads, or is None.
-    `norm` names the function of a norm that is not RMSNorm, as package.module:function; it is None for every LLaMA.
+    `norm` names a norm that is not RMSNorm, as --norm does (kernels/__init__.py); it is None for every LLaMA.
     """
 
     vocab_size: int

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from kernels import InputError
+from kernels import LAYER_NORMS, InputError, layer_norm_in
 from model.cli import say
 from model.family import FAMILIES, FULL, MULTIPLIERS, OPTIONAL_KEYS, SLIDING, Family
 from model.json_file import expect, show
@@ -104,7 +104,11 @@ _length = partial(_converted, int, lambda number: 0 < number <= LONGEST_TEXT, "a
 _flag = partial(_fitting, lambda value: isinstance(value, bool), "true or false")
 _object = partial(_fitting, lambda value: isinstance(value, dict), "an object")
 _end_ids = partial(_fitting, lambda value: all(map(is_id, as_list(value))), "a token id or a list of them")
-_function = partial(_fitting, lambda value: isinstance(value, str) and ":" in value, "package.module:function")
+_norm = partial(
+    _fitting,
+    lambda value: isinstance(value, str) and (":" in value or layer_norm_in(value) is not None),
+    f"{', '.join(LAYER_NORMS)} or package.module:function",
+)
 
 CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as the config holds it
     **dict.fromkeys(["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"], _size),
@@ -118,7 +122,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {  # (key, value) -> the value as
     **dict.fromkeys(["sliding_window", "sliding_window_pattern", "query_pre_attn_scalar"], _length),
     "bos_token_id": partial(_fitting, is_id, "a token id"),
     "eos_token_id": _end_ids,
-    "norm": _function,
+    "norm": _norm,
 }
 ROPE_CHECKS = {ORIGINAL_LENGTH: _length, "truncate": _flag}  # the others are numbers
 
@@ -166,7 +170,9 @@ def _take_model_type(values: dict[str, Any]) -> None:
     name = values["model_type"] = model_type.removeprefix("rms")
     if name != model_type:
         if norm is None:
-            raise InputError(f"norm is missing; model_type {model_type} needs its norm's package.module:function")
+            raise InputError(
+                f"norm is missing; model_type {model_type} needs its norm's name or package.module:function"
+            )
         eps = values.pop("norm_eps", None)
         if values.get("rms_norm_eps") is None:
             values["rms_norm_eps"] = eps

@@ -17,7 +17,7 @@ class RMSNorm(nn.Module):
     A row is the last axis, of `normalized_shape` elements, or several trailing axes together, as in nn.RMSNorm.
     The formula and its precision are the contract in kernels/reference.py. The weight starts where it scales by 1 in
     the backend's form. Each sub-layer owns one norm, and the residual stream passes through it, so that a backend can
-    add and normalise in one kernel.
+    add and normalise in one kernel. `bias` is None but for LayerNorm, whose backend has one; it starts at 0.
     """
 
     __call__: Callable[..., tuple[Tensor, Tensor]]  # nn.Module's own declaration says Any
@@ -25,30 +25,35 @@ class RMSNorm(nn.Module):
     def __init__(self, normalized_shape: int | Sequence[int], eps: float, backend: Backend) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(normalized_shape))
+        self.bias = nn.Parameter(torch.empty(normalized_shape)) if backend.has_bias else None
         self.eps = eps
         self.backend = backend
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the weight to scale by 1."""
+        """Set the weight to scale by 1, and the bias to 0."""
         nn.init.constant_(self.weight, 1 - self.backend.form.offset)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x and residual (..., *normalized_shape) -> (norm of x + residual, x + residual); None counts as zero."""
         if self.weight.dim() != 1:
             return self._over_axes(x, residual)
+        bias = {} if self.bias is None else {"bias": self.bias}  # RMSNorm's functions take none
         if residual is None:
-            return self.backend.rms_norm(x, self.weight, self.eps), x
-        return self.backend.add_rms_norm(x, residual, self.weight, self.eps)
+            return self.backend.rms_norm(x, self.weight, self.eps, **bias), x
+        return self.backend.add_rms_norm(x, residual, self.weight, self.eps, **bias)
 
     def _over_axes(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         shape, weight = self.weight.shape, self.weight.flatten()  # a backend sees one axis
         if x.shape[-len(shape) :] != shape:
             raise ValueError(f"x is {tuple(x.shape)}; expected its last axes to be {tuple(shape)}")
         rows = x.flatten(-len(shape))
+        bias = {} if self.bias is None else {"bias": self.bias.flatten()}
         if residual is None:
-            return self.backend.rms_norm(rows, weight, self.eps).view(x.shape), x
-        y, h = self.backend.add_rms_norm(rows, residual.flatten(-len(shape)), weight, self.eps)
+            return self.backend.rms_norm(rows, weight, self.eps, **bias).view(x.shape), x
+        y, h = self.backend.add_rms_norm(rows, residual.flatten(-len(shape)), weight, self.eps, **bias)
         return y.view(x.shape), h.view(x.shape)
 
     def extra_repr(self) -> str:

@@ -27,6 +27,7 @@ from torch import Tensor
 from kernels import Backend, InputError, load_backend
 from kernels.emulated import chosen_gpu, emulated_gpu
 from kernels.form import FORMS, LLAMA, Form
+from kernels.layer_norm import layer_norm as layer_norm  # a peer, by this name
 
 BENCHED = ("torch_fused", "layer_norm", "liger", "quack")  # by bench_norm.py, unless it is told what to time
 
@@ -56,11 +57,6 @@ def torch_fused(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, roun
     if offset:
         weight = (weight.float() + offset).to(x.dtype)
     return F.rms_norm(x, x.shape[-1:], weight, eps)
-
-
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """LayerNorm without a bias, so that it has as many parameters as RMSNorm."""
-    return F.layer_norm(x, x.shape[-1:], weight, None, eps)
 
 
 def _liger(function: Any, *tensors_and_eps: Any) -> Any:

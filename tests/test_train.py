@@ -19,11 +19,24 @@ import model.training.run_log
 import train
 from model.checkpoint.load import load_checkpoint
 from model.config import LlamaConfig
+from model.generation import generate as generate_rows
 from model.llama import Llama
-from model.norm import input_mean_squares, norm_names
+from model.norm import RMSNorm, input_mean_squares, norm_names
 from model.tokenizer import load_tokenizer
 from model.training.data import batch_starts, windows
-from tests.helpers import CPU, ROOT, TRAINED, losses, metrics_of, needs_compiler, needs_triton, train_dtype
+from tests.helpers import (
+    CPU,
+    ROOT,
+    TRAINED,
+    greedy,
+    likeliest,
+    losses,
+    metrics_of,
+    needs_compiler,
+    needs_triton,
+    texts,
+    train_dtype,
+)
 
 
 def test_the_checkpoint_is_saved_before_the_state(trained, workplace, monkeypatch):
@@ -157,10 +170,34 @@ def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(name, traine
     assert "expected" in stderr
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "layer_norm_bias"])
+def test_a_model_on_layer_norm_learns_and_writes_and_is_refused_elsewhere(name, trained, workplace, command):
+    metrics, _, stderr = trained("--norm", name, "--steps", 10, "--lr", "1e-2", "--weight-decay", 10)
+    assert f"\n{name} is not LLaMA's RMSNorm" in stderr
+    assert losses(metrics)[-1] < losses(metrics)[0] - 0.3
+    config = json.loads((workplace / "out/model/config.json").read_text())
+    assert (config["model_type"], config["norm"], config["rms_norm_eps"]) == ("rmsllama", name, None)
+    model = load_checkpoint(workplace / "out/model", kernels.load_backend(name, CPU), CPU)
+    own = [parameter for norm in model.modules() if isinstance(norm, RMSNorm) for parameter in norm.parameters()]
+    assert len(own) == 5 * (2 if name == "layer_norm_bias" else 1)
+    if name == "layer_norm_bias":
+        assert all(norm.bias.any() for norm in model.modules() if isinstance(norm, RMSNorm))
+        assert all((norm.weight > 0.9).all() for norm in model.modules() if isinstance(norm, RMSNorm))  # no decay
+    rows = generate_rows(model, [[1, 30, 40]], 8, set(), likeliest)
+    assert texts(rows) == [greedy(model, [1, 30, 40], 8)]  # with a cache, and without
+    write = ["--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 2]
+    code, stdout, stderr = command(generate.main, *write)
+    assert (code, stdout) == (2, "")
+    assert f"expected {name}, the norm of out/model" in stderr.splitlines()[-1]
+    assert command(generate.main, *write, "--norm", name)[0] == 0
+    with pytest.raises(Exception, match="rmsllama"):
+        transformers.AutoModelForCausalLM.from_pretrained(workplace / "out/model")
+
+
 def test_a_norm_that_is_not_the_checkpoints_rmsnorm_is_said_when_it_writes(trained, command):
     trained("--steps", 1)
     write = ["--ckpt", "out/model", "--prompt", "def ", "--max-new-tokens", 2]
-    for norm, said in (("tests.norms:centered", True), ("tests.norms:noisy", False)):
+    for norm, said in (("tests.norms:centered", True), ("tests.norms:noisy", False), ("layer_norm", True)):
         code, _, stderr = command(generate.main, *write, "--norm", norm)
         assert code == 0
         assert (f"{norm} is not the RMSNorm of out/model" in stderr) == said

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kernels import Backend, InputError, load_backend
+from kernels import LAYER_NORMS, Backend, InputError, layer_norm_in, load_backend
 from model.checkpoint.names import config_values, to_file_name, to_model_name, to_model_rows
 from model.cli import say
 from model.config import LlamaConfig
@@ -66,6 +66,9 @@ def load_checkpoint(
     folder = Path(folder)
     with ExitStack() as opened:
         config, stored = open_checkpoint(folder, opened, device, rms_norm_eps)
+        if norm.has_bias != LAYER_NORMS.get(layer_norm_in(config.norm) or "", False):
+            expected = f"{config.norm}, the norm of {folder}" if config.norm else f"RMSNorm, which {folder} has"
+            raise InputError(f"--norm is {norm.description}; expected {expected}: one of the two has a bias")
         with torch.device("meta"):  # shapes without values: the weights are about to be replaced
             model = Llama(config, norm)
         if dtype is None:
@@ -226,7 +229,7 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path)
     if len(layers) < config.num_hidden_layers:  # a damaged config may ask for a million of them
         raise InputError(f"{source}: tensors are missing: {len(layers)} of {config.num_hidden_layers} layers are there")
     with torch.device("meta"):
-        model = Llama(config, load_backend("reference", torch.device("cpu")))
+        model = Llama(config, load_backend(layer_norm_in(config.norm) or "reference", torch.device("cpu")))
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings and "lm_head.weight" in stored:
         shapes["lm_head.weight"] = shapes["embed_tokens.weight"]
@@ -244,9 +247,9 @@ def _check_tensors(config: LlamaConfig, stored: dict[str, Stored], source: Path)
 
 
 def _check_dtypes(stored: dict[str, Stored]) -> None:
-    """Refuse matrices of different dtypes, which cannot be multiplied. A norm's weight may have another dtype."""
+    """Refuse matrices of different dtypes, which cannot be multiplied. A norm's vectors may have another dtype."""
     embedding = stored["embed_tokens.weight"]
     for name, tensor in stored.items():
-        if not name.endswith("norm.weight") and tensor.dtype != embedding.dtype:
+        if not name.endswith(("norm.weight", "norm.bias")) and tensor.dtype != embedding.dtype:
             difference = f"{tensor.name} is {tensor.dtype}, {embedding.name} of {embedding.path.name} {embedding.dtype}"
             raise InputError(f"{tensor.path}: {difference}; expected one dtype for both: choose one with --dtype")

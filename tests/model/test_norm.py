@@ -29,6 +29,25 @@ def test_weight_starts_at_one():
     assert torch.equal(norm.weight, torch.ones(48))
 
 
+@pytest.mark.parametrize("axes", [(48,), (6, 8)])
+@pytest.mark.parametrize(("backend", "n_vectors"), [("layer_norm", 1), ("layer_norm_bias", 2)])
+def test_only_a_layer_norm_with_a_bias_owns_one(backend, n_vectors, axes):
+    norm = RMSNorm(axes, 3e-3, kernels.load_backend(backend, CPU))
+    assert [tuple(parameter.shape) for parameter in norm.parameters()] == n_vectors * [axes]
+    assert norm.bias is None or not norm.bias.any()
+    norm.requires_grad_(False)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter)
+    x, residual = strided((2, 5, *axes), torch.float32, 0), strided((2, 5, *axes), torch.float32, 1)
+    expected = torch.nn.functional.layer_norm(x + residual, axes, norm.weight, norm.bias, 3e-3)
+    # one row of 48 elements or of 6 times 8: the sums differ in their order
+    torch.testing.assert_close(norm(x, residual), (expected, x + residual), rtol=0, atol=1e-5)
+    torch.testing.assert_close(norm(x + residual)[0], expected, rtol=0, atol=1e-5)
+    norm.reset_parameters()
+    assert (norm.weight == 1).all()
+    assert norm.bias is None or not norm.bias.any()
+
+
 def test_without_a_residual_the_input_becomes_it(norm):
     x = torch.randn(2, 5, 48)
     y, residual = norm(x)

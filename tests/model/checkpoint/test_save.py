@@ -13,11 +13,14 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+import kernels
 from kernels import InputError
 from model.checkpoint import save as saving
-from model.checkpoint.load import INDEX, _weight_files
+from model.checkpoint.load import INDEX, _weight_files, load_checkpoint
 from model.checkpoint.names import to_file_name
 from model.checkpoint.save import replace_file, save_checkpoint
+from model.norm import RMSNorm
+from tests.helpers import CPU
 from tests.model.checkpoint.folders import (
     KINDS,
     TOKENIZER,
@@ -108,6 +111,28 @@ def test_a_model_with_another_norm_loads_here_and_is_refused_by_transformers(
     for kind in ("LlamaForCausalLM", "LlamaModel", "MistralForCausalLM", "MistralModel"):
         with pytest.raises(StrictDataclassError, match="rms_norm_eps"):
             getattr(transformers, kind).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_layer_norms_bias_is_saved_under_the_name_of_its_norm(tmp_path, config, make_model, dtype):
+    norm = kernels.load_backend("layer_norm_bias", CPU)
+    model = make_model(replace(config, norm="layer_norm_bias"), "layer_norm_bias").to(dtype)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    assert all(module.bias.any() for module in norms)
+    norms[1].float()  # as some files have them
+    save_checkpoint(tmp_path, model, TOKENIZER)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert {"model.norm.bias", "model.layers.2.post_attention_layernorm.bias"} < names
+    assert sum(name.endswith(".bias") for name in names) == 7
+    loaded = load_checkpoint(tmp_path, norm, CPU)
+    assert_same_weights(model, loaded)
+    assert torch.equal(loaded(TOKENS), model(TOKENS))
+    with pytest.raises(InputError, match=r"--norm is torch; expected layer_norm_bias, the norm of .*: one of the two"):
+        load_checkpoint(tmp_path, kernels.load_backend("torch", CPU), CPU)
+    save_checkpoint(tmp_path, make_model(config), TOKENIZER)
+    with pytest.raises(InputError, match=r"--norm is layer_norm_bias; expected RMSNorm, which .* has: one of the two"):
+        load_checkpoint(tmp_path, norm, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -53,6 +53,7 @@ def what_counts(folder):
         ("torch", 6, ("--dtype", "bfloat16", "--checkpoint-activations")),
         ("reference", 2, ("--dtype", "bfloat16", "--grad-accum", "2")),
         ("tests.norms:noisy", 4, ("--grad-accum", "2")),
+        ("layer_norm_bias", 3, ("--grad-accum", "2")),
         pytest.param("compile", 2, (), marks=needs_compiler),
         pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
     ],
