@@ -1,0 +1,161 @@
+"""What is said of a norm: a stage at a time at the terminal, then on a page whose verdict comes first."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shlex
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kernels.form import FORMS
+from scripts.proving.fits import Line
+from scripts.proving.identity import RIGHT, UNKNOWN, Identity
+from scripts.proving.promises import BROKEN, KEPT, Promise
+from scripts.proving.subject import Subject
+
+CLAIMS = {"llama": "LLaMA's norm", "torch": "nn.RMSNorm's form", "gemma": "Gemma's norm"}
+
+
+def fits(lines: list[Line]) -> list[str]:
+    text = ["1. Does it fit?"]
+    for line in lines:
+        mark = {True: "yes", False: "NO", None: "--"}[line.ok]
+        text.append(f"   {mark:<4}{line.what}{': ' if line.found else ''}{line.found}")
+        if line.fix:
+            text.append(f"       {'to change' if line.ok is False else 'to have it'}: {line.fix}")
+    return text
+
+
+def identity(found: Identity, subject: Subject) -> list[str]:
+    text = ["", "2. Which norm is it?", f"   {sentence([vars(one) for one in found.findings], subject.form_name)}"]
+    for finding in found.findings:
+        if finding.name == RIGHT:
+            text.append(f"   yes {finding.words}")
+            continue
+        text.append(f"   NO  {finding.part}: {finding.words}")
+        if finding.example:
+            text.append(f"       smallest that shows it: {finding.example}")
+    return text
+
+
+def sentence(findings: list[dict[str, str]], form_name: str) -> str:
+    """Which norm it is."""
+    mistakes = [one for one in findings if one["name"] != RIGHT]
+    claim = CLAIMS[form_name]
+    if not mistakes:
+        return f"It is {claim} ({FORMS[form_name]})."
+    if all(one["part"].startswith("rounding") and one["name"].startswith("rounded") for one in mistakes):
+        order = "nn.RMSNorm" if mistakes[0]["name"] == "rounded_once" else "LLaMA"
+        return f"It is {claim} with the rounding order of {order}."
+    if any(one["name"] == UNKNOWN and one["part"] == "values" for one in mistakes):
+        return f"It is not {claim}, and none of the known mistakes."
+    known = [one for one in mistakes if one["name"] != UNKNOWN]
+    names = dict.fromkeys(re.split("[,:;] ", one["words"])[0] for one in known)
+    return f"It is not {claim}: {'; '.join(names) or 'in part, as no known mistake does'}."
+
+
+def promises(kept: list[Promise]) -> list[str]:
+    text = ["", "3. The contract"]
+    for promise in kept:
+        if promise.state == KEPT:
+            note = f"; {promise.why}" if promise.why else ""
+            text.append(f"   kept    {promise.words} ({promise.passed} of {promise.cases} cases{note})")
+        elif promise.state == BROKEN:
+            failed = promise.cases - promise.passed
+            text.append(f"   BROKEN  {promise.words} ({failed} of {promise.cases} cases fail)")
+            text += [f"           {promise.example}", f"           {promise.pytest}"]
+        else:
+            text.append(f"   --      {promise.words}: {promise.state}, {promise.why}")
+    return text
+
+
+def broken(result: dict[str, Any]) -> list[str]:
+    """What is wrong, in words, whatever stage found it."""
+    stages = result["stages"]
+    found = [f"it does not fit: {line['found']}" for line in stages.get("fits", []) if line["ok"] is False]
+    found += [one["words"] for one in stages.get("identity", []) if one["name"] != RIGHT]
+    found += [f"broken: {one['words']}" for one in stages.get("promises", []) if one["state"] == BROKEN]
+    parity = stages.get("parity", {})
+    found += parity.get("failures", [])
+    return found
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One line."""
+    stages, wrong = result["stages"], broken(result)
+    if "left_out" in result:
+        return f"{result['norm']} can't be used: {wrong[0]}"
+    kept = [one for one in stages["promises"] if one["state"] == KEPT]
+    failed = [one for one in stages["promises"] if one["state"] == BROKEN]
+    claimed = f"{len(kept)} of {len(kept) + len(failed)} promises kept"
+    which = sentence(stages["identity"], result["form"]).rstrip(".")
+    which = which[0].lower() + which[1:]
+    if not wrong:
+        return f"{result['norm']}: {which}, {claimed}"
+    return f"{result['norm']}: {which}; {claimed}"
+
+
+def versions(subject: Subject) -> str:
+    """What the findings depend on."""
+    found = []
+    for name in ("torch", "triton"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"no {name}")
+    where = f"emulated {subject.gpu}" if subject.gpu != "none" else subject.device
+    return ", ".join([*found, f"Python {platform.python_version()}", platform.machine(), where])
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command, without folders."""
+    words = ["python scripts/prove.py", shlex.quote(args.norm)]
+    words += [f"--form {args.form}"] if args.form != "llama" else []
+    words += [f"--emulate {args.emulate}"] if args.emulate != "none" else []
+    words += [f"--device {args.device}"] if args.device != "auto" else []
+    words += ["--quick"] if args.quick else []
+    return " ".join(words)
+
+
+def write(result: dict[str, Any], out: Path) -> None:
+    """report.md."""
+    stages = result["stages"]
+    lines = [
+        f"# {result['norm']}",
+        "",
+        f"**{result['verdict']}.**",
+        "",
+        f"`{result['command']}`, {result['versions']},",
+    ]
+    lines += [f"{result['seconds']:.0f} s. {result['runs']}.", "", "## Does it fit?", ""]
+    lines += ["| | | |", "|---|---|---|"]
+    for line in stages["fits"]:
+        mark = {True: "yes", False: "**no**", None: "-"}[line["ok"]]
+        fix = f" ({line['fix']})" if line["fix"] else ""
+        lines.append(f"| {mark} | {line['what']} | {_cell(line['found'] + fix)} |")
+    if "identity" in stages:
+        lines += ["", "## Which norm is it?", "", sentence(stages["identity"], result["form"]), ""]
+        for one in stages["identity"]:
+            mark = "" if one["name"] == RIGHT else f"**{one['part']}**: "
+            example = f" Smallest that shows it: {one['example']}." if one["example"] else ""
+            lines.append(f"- {mark}{one['words']}.{example}")
+    if "promises" in stages:
+        lines += ["", "## The contract", "", "| promise | | cases passed |", "|---|---|---|"]
+        for one in stages["promises"]:
+            state = f"**{one['state']}**" if one["state"] == BROKEN else one["state"]
+            why = f": {one['why']}" if one["why"] else ""
+            lines.append(f"| {one['words']} | {state}{_cell(why)} | {one['passed']}/{one['cases']} |")
+        for one in stages["promises"]:
+            if one["state"] == BROKEN:
+                lines += ["", f"{one['words']}: {one['example']}", "", "```sh", one["pytest"], "```"]
+    if "left_out" in result:
+        lines += ["", f"Left out: {result['left_out']}."]
+    (out / "report.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def _cell(text: str) -> str:
+    """Text in a table."""
+    return text.replace("|", "\\|")
