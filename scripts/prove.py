@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -30,8 +31,6 @@ sys.path.insert(0, str(ROOT))
 from kernels import InputError
 from kernels.form import FORMS
 from model.cli import Parser, choose_device, emulate_as_asked, make_folder, run, say
-
-QUICK = (1, 2, 3)
 
 
 def parse_args() -> argparse.Namespace:
@@ -61,7 +60,7 @@ if __name__ == "__main__":
 
 from tqdm import tqdm
 
-from scripts.proving import fits, identity, page, promises
+from scripts.proving import cost, fits, identity, page, promises, training
 from scripts.proving.apart import Apart, Died
 from scripts.proving.fits import Line, Traits
 from scripts.proving.identity import Identity
@@ -143,6 +142,31 @@ def which_promises(
     return promises.keep(subject, traits, float64, apart, progress.tick, keys)
 
 
+def does_it_train(subject: Subject, traits: Traits, apart: Apart, out: Path, progress: Progress) -> dict[str, Any]:
+    """Stage 4."""
+    if not traits.backward:
+        return {"failures": [], "notes": ["it has no backward"], "dtypes": {}}
+    half = "float16" if traits.interpreted else "bfloat16"  # the interpreter cuts bfloat16 off
+    bound = apart.call(training.form_is_bound, subject)
+    progress.expect(len(training.runs_of(subject, half, bound)))
+    progress.doing("training")
+    return training.parity(subject, half, bound, out / "parity", progress.tick)
+
+
+def what_it_costs(
+    subject: Subject, traits: Traits, apart: list[Apart], out: Path, progress: Progress
+) -> dict[str, Any]:
+    """Stage 5."""
+    if why := cost.nothing_to_count(subject, traits):
+        return {"why_not": why}
+    if subject.device != "cpu":
+        progress.expect(1)
+        progress.doing("the benchmark")
+        return {"benchmark": cost.benchmark(subject, out / "bench")}
+    progress.expect(1 + len(cost.beside(subject, traits.triton)))
+    return {"counted": cost.emulated(subject, traits, apart, progress.tick)}
+
+
 def prove(args: argparse.Namespace, subject: Subject, progress: Progress) -> dict[str, Any]:
     """All stages, printed as they come. Returns what was found."""
     result: dict[str, Any] = {"norm": subject.name, "form": subject.form_name, "stages": {}}
@@ -162,6 +186,16 @@ def prove(args: argparse.Namespace, subject: Subject, progress: Progress) -> dic
         kept = which_promises(subject, traits, lines, apart, progress)
         stages["promises"] = [asdict(promise) for promise in kept]
         progress.show(page.promises(kept))
+        if args.quick:
+            return result
+        if found.values_are_right():
+            stages["parity"] = does_it_train(subject, traits, apart[0], args.out, progress)
+            progress.show(page.parity(stages["parity"], subject.name))
+            stages["cost"] = what_it_costs(subject, traits, apart, args.out, progress)
+            progress.show(page.cost(stages["cost"]))
+        else:
+            result["left_out"] = "training and costs of another function than it claims to be say nothing"
+            progress.show(["", f"4. and 5. are left out: {result['left_out']}"])
     finally:
         for one in apart:
             one.close()
@@ -177,6 +211,7 @@ def main() -> None:
         make_folder("--json", args.json.parent)
     make_folder("--out", args.out)
     (args.out / "log.txt").unlink(missing_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process that it starts
     progress = Progress()
     try:
         result = prove(args, subject, progress)

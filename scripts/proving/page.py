@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels.form import FORMS
+from scripts import loss_parity
+from scripts.judging.report import FLOORS
+from scripts.proving import cost as costs
 from scripts.proving.fits import Line
 from scripts.proving.identity import RIGHT, UNKNOWN, Identity
 from scripts.proving.promises import BROKEN, KEPT, Promise
@@ -72,6 +75,40 @@ def promises(kept: list[Promise]) -> list[str]:
     return text
 
 
+def parity(found: dict[str, Any], norm: str) -> list[str]:
+    text = ["", "4. Does it train?"]
+    for dtype, one in found["dtypes"].items():
+        verdicts = one["verdicts"]
+        controls = [verdicts[name]["largest_difference"] for name in loss_parity.CONTROLS]
+        mine, impostor = verdicts[norm], verdicts["impostor"]
+        said = "found" if not impostor["passes"] else "not found"
+        text.append(
+            f"   {'yes' if mine['passes'] else 'NO '} {dtype}: its loss differs from the reference's by at most "
+            f"{mine['largest_difference']:.1e} over {len(one['losses'][norm])} steps, the controls' by "
+            f"{min(controls):.1e} to {max(controls):.1e}; the impostor is {said} ({impostor['largest_difference']:.1e})"
+        )
+    text += [f"   NO  {words}" for words in found["failures"] if words.startswith("it does not train")]
+    return text + [f"   --  {words}" for words in found["notes"]]
+
+
+def cost(found: dict[str, Any]) -> list[str]:
+    text = ["", "5. What does it cost?"]
+    if "why_not" in found:
+        return [*text, f"   {found['why_not']}"]
+    if "benchmark" in found:
+        return [*text, *found["benchmark"]["printed"].splitlines()]
+    text.append(f"   {costs.SHAPE}; bytes an element of x: tensors of its size + all others")
+    for name, passes in found["counted"].items():
+        text.append(f"   {name}" + (f": {passes['died']}" if "died" in passes else ""))
+        for pass_name, one in passes.items():
+            if pass_name == "died":
+                continue
+            moved, instructions, registers = costs.cells(one, None)
+            floor = f"{moved} bytes (floor {FLOORS[pass_name]})"
+            text.append(f"     {pass_name:<9}{floor}, {instructions} instructions, registers {registers}")
+    return text
+
+
 def broken(result: dict[str, Any]) -> list[str]:
     """What is wrong, in words, whatever stage found it."""
     stages = result["stages"]
@@ -86,16 +123,20 @@ def broken(result: dict[str, Any]) -> list[str]:
 def verdict(result: dict[str, Any]) -> str:
     """One line."""
     stages, wrong = result["stages"], broken(result)
-    if "left_out" in result:
+    if "promises" not in stages:
         return f"{result['norm']} can't be used: {wrong[0]}"
     kept = [one for one in stages["promises"] if one["state"] == KEPT]
     failed = [one for one in stages["promises"] if one["state"] == BROKEN]
     claimed = f"{len(kept)} of {len(kept) + len(failed)} promises kept"
     which = sentence(stages["identity"], result["form"]).rstrip(".")
     which = which[0].lower() + which[1:]
-    if not wrong:
-        return f"{result['norm']}: {which}, {claimed}"
-    return f"{result['norm']}: {which}; {claimed}"
+    parts = [which, claimed]
+    if "parity" in stages and stages["parity"]["dtypes"]:
+        trains = (
+            "trains as the reference does" if not stages["parity"]["failures"] else "does not train as the reference"
+        )
+        parts.append(f"{trains} in {' and '.join(stages['parity']['dtypes'])}")
+    return f"{result['norm']}: {'; '.join(parts)}"
 
 
 def versions(subject: Subject) -> str:
@@ -151,6 +192,10 @@ def write(result: dict[str, Any], out: Path) -> None:
         for one in stages["promises"]:
             if one["state"] == BROKEN:
                 lines += ["", f"{one['words']}: {one['example']}", "", "```sh", one["pytest"], "```"]
+    if "parity" in stages:
+        lines += ["", "## Does it train?", "", *_parity_table(stages["parity"])]
+    if "cost" in stages:
+        lines += ["", "## What does it cost?", "", *_cost_table(stages["cost"])]
     if "left_out" in result:
         lines += ["", f"Left out: {result['left_out']}."]
     (out / "report.md").write_text("\n".join(lines) + "\n", "utf-8")
@@ -159,3 +204,29 @@ def write(result: dict[str, Any], out: Path) -> None:
 def _cell(text: str) -> str:
     """Text in a table."""
     return text.replace("|", "\\|")
+
+
+def _parity_table(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for dtype, one in found["dtypes"].items():
+        if one["picture"]:
+            lines += [f"![Training loss with each norm, in {dtype}]({one['picture']})", ""]
+        lines += [f"| {dtype} | step 0 differs by | largest difference | |", "|---|---|---|---|"]
+        for name, verdict in one["verdicts"].items():
+            word = "passes" if verdict["passes"] else f"differs from step {verdict['first_step_over']} on"
+            first, largest = verdict["first_difference"], verdict["largest_difference"]
+            lines.append(f"| {name} | {first:.1e} | {largest:.1e} | {word} |")
+        lines.append("")
+    return [*lines, *(f"- {words}" for words in (*found["failures"], *found["notes"]))]
+
+
+def _cost_table(found: dict[str, Any]) -> list[str]:
+    if "why_not" in found:
+        return [f"{found['why_not'][0].upper()}{found['why_not'][1:]}."]
+    if "benchmark" in found:
+        one = found["benchmark"]
+        picture = [f"![Share of a copy's bandwidth]({one['picture']})", ""] if one["picture"] else []
+        return [*picture, "```", one["printed"], "```"]
+    about = f"{costs.SHAPE}, counted on an emulated GPU, which tells no time. Bytes an element of x, of tensors of its"
+    about += " size + of all others; instructions an element; registers a thread, with what spills."
+    return [about, "", *costs.table(found["counted"])]
