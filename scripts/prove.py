@@ -66,6 +66,7 @@ from scripts.proving.fits import Line, Traits
 from scripts.proving.identity import Identity
 from scripts.proving.promises import Promise
 from scripts.proving.subject import Subject
+from scripts.proving.telling import UNKNOWN, Finding
 
 
 class Progress:
@@ -126,7 +127,7 @@ def which_norm(subject: Subject, traits: Traits, apart: Apart, progress: Progres
     try:
         return apart.call(identity.identify_apart, subject, traits.backward, traits.adds, traits.interpreted)
     except Died as death:
-        finding = identity.Finding("values", identity.UNKNOWN, f"it ends its process: {death}")
+        finding = Finding("values", UNKNOWN, f"it ends its process: {death}")
         return Identity([finding])
     finally:
         progress.tick()
@@ -146,11 +147,10 @@ def does_it_train(subject: Subject, traits: Traits, apart: Apart, out: Path, pro
     """Stage 4."""
     if not traits.backward:
         return {"failures": [], "notes": ["it has no backward"], "dtypes": {}}
-    half = "float16" if traits.interpreted else "bfloat16"  # the interpreter cuts bfloat16 off
     bound = apart.call(training.form_is_bound, subject)
-    progress.expect(len(training.runs_of(subject, half, bound)))
+    progress.expect(len(training.runs_of(subject, bound)))
     progress.doing("training")
-    return training.parity(subject, half, bound, out / "parity", progress.tick)
+    return training.parity(subject, bound, out / "parity", progress.tick)
 
 
 def what_it_costs(

@@ -13,8 +13,8 @@ from scripts.judging import judge
 from scripts.judging.report import FLOORS
 from scripts.proving.apart import Apart, Died, about_to
 from scripts.proving.fits import Traits
-from scripts.proving.identity import one_line
 from scripts.proving.subject import ERRORS, Subject, load, watching
+from scripts.proving.telling import one_line
 
 SHAPE = f"x of {judge.ROWS} x {judge.WIDTH}, bfloat16"
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from kernels import Backend, InputError
 from scripts.proving.apart import about_to
-from scripts.proving.identity import EPS, HALF, lost_axis, name_of, one_line, random, weights
+from scripts.proving.forward import lost_axis
 from scripts.proving.subject import ERRORS, Subject, how_it_runs, load, watching
+from scripts.proving.telling import EPS, HALF, name_of, one_line, random, weights
 
 SHAPES = ((48,), (6, 48), (2, 3, 48), (2, 3, 5, 17), (3, 1), (2, 4097))
 STRIDED: dict[str, Callable[[], Tensor]] = {
@@ -266,7 +267,7 @@ def addition(subject: Subject) -> list[Line]:
 def float64(subject: Subject) -> list[Line]:
     """Whether it computes float64 in float64, as gradcheck wants it; a norm that does not has claimed nothing."""
     norm, what = load(subject).rms_norm, "computes float64"
-    x, weight = inputs(subject, 6, 48, x=torch.float64)
+    x, weight = (tensor.requires_grad_() for tensor in inputs(subject, 6, 48, x=torch.float64))
     try:
         y = call(norm, x, weight)
     except Unusable as error:
@@ -275,6 +276,11 @@ def float64(subject: Subject) -> list[Line]:
         return [Line(None, what, f"it returns {said(y)} for a float64 x")]
     if torch.equal(y, y.float().double()):
         return [Line(None, what, "it takes it and computes in float32")]
+    try:
+        if y.requires_grad:
+            y.sum().backward()
+    except ERRORS as error:
+        return [Line(None, what, f"its backward does not take it: {one_line(error)}")]
     return [Line(True, what, "")]
 
 

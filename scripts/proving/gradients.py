@@ -61,12 +61,8 @@ DX = {
         "the projection in dx lacks the weight: mean(dy * x_hat); mean(weight * dy * x_hat) is right",
         lambda p: p.rstd * (p.weighted - p.x_hat * (p.x_hat * p.dy).mean(-1, keepdim=True)),
     ),
-    "projection_along_x": Mistake(
-        "the projection in dx multiplies x; it multiplies x_hat", lambda p: p.rstd * (p.weighted - p.x * p.projection)
-    ),
-    "projection_of_x": Mistake(
-        "the projection in dx is taken of x, mean(weight * dy * x); x_hat belongs there",
-        lambda p: p.rstd * (p.weighted - p.x_hat * (p.x * p.weighted).mean(-1, keepdim=True)),
+    "projection_with_x": Mistake(
+        "the projection in dx has x in place of one of its x_hat", lambda p: p.rstd * (p.weighted - p.x * p.projection)
     ),
     "without_the_weight": Mistake(
         "dx lacks the weight",
@@ -121,13 +117,13 @@ DWEIGHT = {
             f"dweight is that of the first {n} rows alone: are the partial sums of one block all that is summed?",
             _of_rows(slice(0, n)),
         )
-        for n in (16, 32, 64, 128, 256, 512)
+        for n in (16, 32, 64, 128, 256)
     },
     **{
         f"last_{n}_rows": Mistake(
             f"dweight is that of the last {n} rows alone: do blocks overwrite each other's sums?",
             lambda p, n=n: (p.dy * p.x_hat).flatten(0, -2)[(p.x.numel() // p.x.shape[-1] - 1) // n * n :].sum(0),
         )
-        for n in (16, 32, 64, 128, 256, 512)
+        for n in (16, 32, 64, 128, 256)
     },
 }  # fmt: skip

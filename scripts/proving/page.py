@@ -15,9 +15,11 @@ from scripts import loss_parity
 from scripts.judging.report import FLOORS
 from scripts.proving import cost as costs
 from scripts.proving.fits import Line
-from scripts.proving.identity import RIGHT, UNKNOWN, Identity
+from scripts.proving.identity import Identity
 from scripts.proving.promises import BROKEN, KEPT, Promise
 from scripts.proving.subject import Subject
+from scripts.proving.telling import UNKNOWN
+from scripts.proving.variants import RIGHT
 
 CLAIMS = {"llama": "LLaMA's norm", "torch": "nn.RMSNorm's form", "gemma": "Gemma's norm"}
 

@@ -17,13 +17,15 @@ from scripts import loss_parity
 from scripts.proving.subject import Subject, load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# The smallest model in which rounding shows and the impostor is found at once: bfloat16 needs roundings that can flip.
+# Small, but rounding shows in it, and the impostor is found at once.
 CONFIG = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 32, "rms_norm_eps": 1e-3,
 }  # fmt: skip
 FAMILY = {"llama": "llama", "torch": "olmo2", "gemma": "gemma"}  # whose norms have the form
 RUN = {"steps": 20, "batch_size": 8, "block_size": 32, "seed": 1337, "dtype": "float32", "emulate": "none"}
+# Of the norms' inputs. In bfloat16 so few roundings flip in a run as short that the controls give no scale.
+DTYPES = ("float32", "float16")
 CONTROLS = (*loss_parity.CONTROLS, "impostor")
 
 
@@ -32,19 +34,19 @@ def form_is_bound(subject: Subject) -> bool:
     return subject.form_name == "llama" or isinstance(load(subject).rms_norm, partial)
 
 
-def runs_of(subject: Subject, half: str, bound: bool) -> dict[tuple[str, str], str]:
+def runs_of(subject: Subject, bound: bool) -> dict[tuple[str, str], str]:
     """(dtype, name) -> what train.py calls the norm of that run."""
     name = subject.name if bound else f"scripts.judging.claims:{subject.name}"
     norms = {"reference": "reference", subject.name: name}
     norms |= {control: f"scripts.loss_parity:{control}" for control in CONTROLS}
     return {
         (dtype, run): norm + ("" if dtype == "float32" else f"@{dtype}")
-        for dtype in ("float32", half)
+        for dtype in DTYPES
         for run, norm in norms.items()
     }
 
 
-def parity(subject: Subject, half: str, bound: bool, out: Path, tick: Callable[[str], None]) -> dict[str, Any]:
+def parity(subject: Subject, bound: bool, out: Path, tick: Callable[[str], None]) -> dict[str, Any]:
     """Train with the norm, the reference, the controls and the impostor, two at a time, and judge the losses.
 
     Its figures by dtype, and in words what failed. Runs, config and pictures go to `out`.
@@ -52,7 +54,7 @@ def parity(subject: Subject, half: str, bound: bool, out: Path, tick: Callable[[
     out.mkdir(parents=True, exist_ok=True)
     config = out / "config.json"
     config.write_text(json.dumps({"model_type": FAMILY[subject.form_name], **CONFIG}))
-    runs = runs_of(subject, half, bound)
+    runs = runs_of(subject, bound)
 
     def train(run: tuple[str, str]) -> list[float] | str:
         dtype, name = run
@@ -70,7 +72,7 @@ def parity(subject: Subject, half: str, bound: bool, out: Path, tick: Callable[[
     with ThreadPoolExecutor(2) as threads:
         found = {first: train(first), **dict(zip(others, threads.map(train, others), strict=True))}
     result: dict[str, Any] = {"failures": [], "notes": [], "dtypes": {}}
-    for dtype in ("float32", half):
+    for dtype in DTYPES:
         losses = {name: losses for (of, name), losses in found.items() if of == dtype}
         _judge(subject, dtype, losses, out, result)
     return result

@@ -129,7 +129,7 @@ def assert_equal(found, expected):
 def assert_dtypes(tensors, *expected):
     found = tuple(a_tensor(each).dtype for each in tensors)
     words = (", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) for dtypes in (found, expected))
-    expect(found == expected, "found dtype {}, expected {}".format(*words))
+    expect(found == expected, "found dtype {}, expected dtype {}".format(*words))
 
 
 def check_values(norm, x, weight, eps=EPS, form=LLAMA):
@@ -287,7 +287,7 @@ def gradcheck_in_float64(norm):
         torch.autograd.gradcheck(lambda x, weight: norm(x, weight, EPS), (x, weight))
     except GradcheckError as error:
         words = " ".join(str(error).partition("numerical:")[0].split()).rstrip(",")
-        raise AssertionError(f"found a gradient that is not the numerical one: {words}") from error
+        raise AssertionError(f"found a gradient that is not the numerical one, expected it: {words}") from error
 
 
 def result_and_gradients_keep_their_dtypes(norm, x_dtype, weight_dtype, form=LLAMA):
