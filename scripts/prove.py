@@ -112,6 +112,8 @@ def does_it_fit(subject: Subject, apart: Apart, progress: Progress) -> tuple[lis
         except Died as death:
             lines.append(Line(False, look.__name__, str(death), fits.after_death(look.__name__)))
         progress.tick()
+        if lines[0].what == fits.CANT_RUN:
+            raise InputError(lines[0].found)
         if look in fits.ESSENTIAL and not lines[0].ok:
             return lines, None
     try:

@@ -26,6 +26,7 @@ STRIDED: dict[str, Callable[[], Tensor]] = {
     "every second column": lambda: random(6, 96, seed=0)[:, ::2],
     "one row, expanded": lambda: random(1, 48, seed=0).expand(6, 48),
 }
+CANT_RUN = "can't be run here"
 SIGNATURE = "expected a function (x, weight, eps) -> y"
 
 
@@ -105,6 +106,8 @@ def runs(subject: Subject) -> list[Line]:
         with watching() as launched:
             y = call(norm, x, weight)
     except Unusable as error:
+        if isinstance(error.__cause__, InputError):  # a package or a GPU is missing
+            return [Line(False, CANT_RUN, str(error.__cause__))]
         return [Line(False, what, str(error), _advice(error, backend, subject))]
     how = how_it_runs(launched)
     lines = [Line(True, what, f"{said(y)} for x (6, 48), weight (48,) and eps; {how}")]
@@ -125,6 +128,8 @@ def _advice(error: Unusable, backend: Backend, subject: Subject) -> str:
         return words
     if cause is not None and any(word in text for word in ("cuda", "CUDA", "AssertionError", "is_cuda")):
         return "if it asks for a GPU tensor: run it on a GPU, or take that line out for --emulate sm_90"
+    if "outside the tensors" in text:
+        return after_death("runs")
     if "expected x's shape" in text:
         return "return y with the shape of x, as torch.empty_like(x) has it"
     return "it must take a float32 x (..., D), a weight (D,) and eps, a number"

@@ -57,9 +57,14 @@ def sentence(findings: list[dict[str, str]], form_name: str) -> str:
         return f"It is {claim} with the rounding order of {order}."
     if any(one["name"] == UNKNOWN and one["part"] == "values" for one in mistakes):
         return f"It is not {claim}, and none of the known mistakes."
-    known = [one for one in mistakes if one["name"] != UNKNOWN]
-    names = dict.fromkeys(re.split("[,:;] ", one["words"])[0] for one in known)
-    return f"It is not {claim}: {'; '.join(names) or 'in part, as no known mistake does'}."
+    names = dict.fromkeys(
+        one["part"] if one["name"] == UNKNOWN else re.split("[,:;] ", one["words"])[0] for one in mistakes
+    )
+    if {one["part"] for one in mistakes} <= {"strides"}:
+        return f"It is {claim} for a contiguous x alone."
+    if any(one["part"] == "values" for one in mistakes):
+        return f"It is not {claim}: {'; '.join(names)}."
+    return f"It is {claim}, but for this: {'; '.join(names)}."
 
 
 def promises(kept: list[Promise]) -> list[str]:

@@ -146,6 +146,21 @@ def test_a_mistake_and_an_order_of_rounding_are_both_named():
     assert names(of(mixed(eps="outside", once=True))) == ["outside", "rounded_once", "rounded_once"]
 
 
+def test_a_backward_that_follows_from_a_wrong_rstd_is_no_second_mistake():
+    class Norm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, eps):
+            rstd = 1 / (x.float().square().mean(-1, keepdim=True).sqrt() + eps)
+            ctx.save_for_backward(x, weight, rstd)
+            return ((x * rstd).to(x.dtype) * weight).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, dy):
+            return *faults.right_gradients(dy, *ctx.saved_tensors), None
+
+    assert names(of(Norm.apply)) == ["outside"]
+
+
 def test_a_mistake_forward_and_one_backward_are_both_named():
     class Norm(torch.autograd.Function):
         @staticmethod
