@@ -212,7 +212,8 @@ def main() -> None:
     if args.json:
         make_folder("--json", args.json.parent)
     make_folder("--out", args.out)
-    (args.out / "log.txt").unlink(missing_ok=True)
+    for name in ("log.txt", "report.md"):  # of an earlier run, which no longer holds
+        (args.out / name).unlink(missing_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process that it starts
     progress = Progress()
     try:

@@ -108,7 +108,7 @@ def nothing_to_count(subject: Subject, traits: Traits) -> str:
     if not traits.triton:
         how = f"python scripts/bench_norm.py --norms {subject.name},torch times it"
         return f"it launches no Triton kernel, so that there is nothing to count; {how}"
-    return "" if subject.gpu != "none" else "Triton's interpreter tells no cost; --emulate sm_90 counts what it moves"
+    return "Triton's interpreter tells no cost; --emulate sm_90 counts what it moves" if traits.interpreted else ""
 
 
 def benchmark(subject: Subject, out: Path) -> dict[str, Any]:

@@ -89,8 +89,9 @@ def parity(found: dict[str, Any], norm: str) -> list[str]:
         controls = [verdicts[name]["largest_difference"] for name in loss_parity.CONTROLS]
         mine, impostor = verdicts[norm], verdicts["impostor"]
         said = "found" if not impostor["passes"] else "not found"
+        mark = ("yes" if mine["passes"] else "NO ") if _is_told(found, dtype) else "-- "
         text.append(
-            f"   {'yes' if mine['passes'] else 'NO '} {dtype}: its loss differs from the reference's by at most "
+            f"   {mark} {dtype}: its loss differs from the reference's by at most "
             f"{mine['largest_difference']:.1e} over {len(one['losses'][norm])} steps, the controls' by "
             f"{min(controls):.1e} to {max(controls):.1e}; the impostor is {said} ({impostor['largest_difference']:.1e})"
         )
@@ -137,13 +138,16 @@ def verdict(result: dict[str, Any]) -> str:
     claimed = f"{len(kept)} of {len(kept) + len(failed)} promises kept"
     which = sentence(stages["identity"], result["form"]).rstrip(".")
     which = which[0].lower() + which[1:]
-    parts = [which, claimed]
-    if "parity" in stages and stages["parity"]["dtypes"]:
-        trains = (
-            "trains as the reference does" if not stages["parity"]["failures"] else "does not train as the reference"
-        )
-        parts.append(f"{trains} in {' and '.join(stages['parity']['dtypes'])}")
-    return f"{result['norm']}: {'; '.join(parts)}"
+    parts, found = [which, claimed], stages.get("parity", {"failures": [], "notes": [], "dtypes": {}})
+    told = [dtype for dtype in found["dtypes"] if _is_told(found, dtype)]
+    if told and not found["failures"]:
+        parts.append(f"trains as the reference does in {' and '.join(told)}")
+    return f"{result['norm']}: {'; '.join([*parts, *found['failures']])}"
+
+
+def _is_told(parity: dict[str, Any], dtype: str) -> bool:
+    """True for a run that could tell a wrong norm from a right one."""
+    return not any(f"told in {dtype}" in note for note in parity["notes"])
 
 
 def versions(subject: Subject) -> str:

@@ -179,8 +179,11 @@ def keep(
             free.put(one)
             tick(key.check.replace("_", " "))
 
-    with ThreadPoolExecutor(len(apart)) as threads:
+    threads = ThreadPoolExecutor(len(apart))
+    try:
         results = list(zip(asked, threads.map(run, asked), strict=True))
+    finally:
+        threads.shutdown(cancel_futures=True)  # after Ctrl-C
     broken: dict[str, list[tuple[Key, str]]] = {}
     for key, found in results:
         promise = promises[promise_of(key)]

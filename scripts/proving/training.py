@@ -69,8 +69,11 @@ def parity(subject: Subject, bound: bool, out: Path, tick: Callable[[str], None]
             tick(f"{name} in {dtype}")
 
     first, *others = runs  # the first one prepares the data
-    with ThreadPoolExecutor(2) as threads:
+    threads = ThreadPoolExecutor(2)
+    try:
         found = {first: train(first), **dict(zip(others, threads.map(train, others), strict=True))}
+    finally:
+        threads.shutdown(cancel_futures=True)  # after Ctrl-C
     result: dict[str, Any] = {"failures": [], "notes": [], "dtypes": {}}
     for dtype in DTYPES:
         losses = {name: losses for (of, name), losses in found.items() if of == dtype}

@@ -35,7 +35,7 @@ def test_the_table_has_a_row_a_norm_and_a_column_a_pass():
     [
         (Subject("a:b"), PLAIN, "it launches no Triton kernel"),
         (Subject("a:b", gpu="sm_90"), PLAIN, "it launches no Triton kernel"),
-        (Subject("a:b"), TRITON, "--emulate sm_90 counts"),
+        (Subject("a:b"), TRITON._replace(interpreted=True), "--emulate sm_90 counts"),
         (Subject("a:b", gpu="sm_90"), TRITON, ""),
         (Subject("a:b", device="cuda"), PLAIN, ""),
     ],

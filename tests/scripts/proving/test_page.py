@@ -58,3 +58,23 @@ def test_each_stage_can_break_a_promise(stages):
 def test_what_is_not_claimed_breaks_nothing():
     fits = [{"ok": None, "what": "computes float64", "found": "it does not take it"}]
     assert page.broken(result(fits=fits, parity={"failures": [], "notes": ["nothing can be told"], "dtypes": {}})) == []
+
+
+VERDICTS = dict.fromkeys(("a:b", "control_columns", "control_blocks", "control_division", "impostor"))
+VERDICTS |= {name: {"passes": name != "impostor", "largest_difference": 1e-6} for name in VERDICTS}
+
+
+@pytest.mark.parametrize(
+    ("failures", "notes", "mark", "verdict"),
+    [
+        ([], [], "yes", "; trains as the reference does in float32"),
+        (["in float32 its loss differs"], [], "NO ", "; in float32 its loss differs"),
+        ([], ["nothing can be told in float32: the impostor passes"], "-- ", "1 of 1 promises kept"),
+    ],
+)
+def test_a_run_that_shows_nothing_is_not_said_to_train(failures, notes, mark, verdict):
+    verdicts = VERDICTS | {"a:b": {"passes": not failures, "largest_difference": 1e-6}}
+    one = {"verdicts": verdicts, "picture": None, "losses": {"a:b": [6.0]}}
+    parity = {"failures": failures, "notes": notes, "dtypes": {"float32": one}}
+    assert page.parity(parity, "a:b")[2].startswith(f"   {mark} float32: ")
+    assert page.verdict(result(parity=parity)).endswith(verdict)
