@@ -13,6 +13,7 @@ import torch
 import kernels
 from kernels.emulated import GPUS, description, emulate, emulate_without_gpu, emulated_gpu
 from kernels.emulated.gpus import DEFAULT
+from kernels.form import FORMS
 from model.cli import choose_autocast_dtype, choose_device, names_in, run
 from model.config import LlamaConfig
 from model.llama import Llama
@@ -24,6 +25,8 @@ torch.set_num_threads(1)  # the models are tiny, and threads that wait for each 
 
 def pytest_addoption(parser):
     parser.addoption("--norm", help=f"norms for test_norm_contract.py, comma-separated: {kernels.USAGE}")
+    form_help = "form of the norm that test_norm_contract.py holds --norm to; one without offset and round_once too"
+    parser.addoption("--form", default="llama", choices=list(FORMS), help=form_help)
     parser.addoption("--device", default="cpu", help="where test_norm_contract.py and test_triton_rms_norm.py run")
     emulate_help = f"run Triton's kernels as compiled for {', '.join(GPUS)}; without a GPU {DEFAULT} (default)"
     parser.addoption("--emulate", default="none", choices=["none", *GPUS], metavar="GPU", help=emulate_help)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,29 +101,45 @@ def has_backward(norm: Callable[..., Tensor]) -> bool:
     return True
 
 
-def checks_of(form: Form, verdict: Verdict) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
-    """(pass, check, arguments): those of the contract that this form and this norm have."""
+class Case(NamedTuple):
+    """One case of the contract's lists."""
+
+    test: str  # the test of test_norm_contract.py that runs it
+    id: str  # what that test calls it, after the norm's name
+    pass_name: str
+    check: Callable[..., None]  # of a norm; where the pass is "add" or "graph", of a backend
+    arguments: tuple[Any, ...]
+
+
+def contract_tests() -> Any:
+    """The module of the contract's lists."""
     ours = sys.modules.setdefault("tests", ModuleType("tests"))  # some packages bring a `tests` of their own
     ours.__path__ = [str(ROOT / "tests")]
-    from tests.kernels import test_norm_contract as contract_tests
+    from tests.kernels import test_norm_contract
 
-    lists: list[list[Any]] = [contract_tests.RMS_NORM]
-    if form.offset:  # the other checks know no offset
-        lists = [contract_tests.FORMED_RMS_NORM, contract_tests.FORMED_ALIKE]
-    for check, arguments in (case.values for cases in lists for case in cases):
+    return test_norm_contract
+
+
+def cases_of(form: Form) -> list[Case]:
+    """Those that a norm in this form has."""
+    contract, cases = contract_tests(), []
+    for case in contract.cases_of(form):
+        check, arguments = case.values
         backward = bool({"gradients", "grad", "backward", "gradcheck"} & set(check.__code__.co_names))
-        if not backward:
-            yield "forward", check, arguments
-        elif verdict.backward:
-            yield "backward", check, arguments
-    if not verdict.adds:
-        return
-    if not verdict.backward:
-        for dtype in (contract_tests.F32, contract_tests.F16, contract_tests.BF16):
+        cases.append(Case("test_rms_norm", case.id, "backward" if backward else "forward", check, arguments))
+    return cases + [Case("test_add_rms_norm", case.id, "add", *case.values) for case in contract.ADD_RMS_NORM]
+
+
+def checks_of(form: Form, verdict: Verdict) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
+    """(pass, check, arguments): those of the contract that this form and this norm have."""
+    claimed = {"forward": True, "backward": verdict.backward, "add": verdict.adds and verdict.backward}
+    for case in cases_of(form):
+        if claimed[case.pass_name]:
+            yield case.pass_name, case.check, case.arguments
+    if verdict.adds and not verdict.backward:
+        contract = contract_tests()
+        for dtype in (contract.F32, contract.F16, contract.BF16):
             yield "add", adds_in_forward, (dtype,)
-    else:
-        cases: list[Any] = contract_tests.ADD_RMS_NORM
-        yield from (("add", *case.values) for case in cases)
 
 
 def adds_in_forward(backend: Backend, dtype: Any) -> None:
@@ -139,9 +154,8 @@ def adds_in_forward(backend: Backend, dtype: Any) -> None:
 
 def outcome(check: Callable[..., None], norm: Any, arguments: tuple[Any, ...], form: Form) -> str:
     """What went wrong; nothing if the check passed."""
-    options = {"form": form} if "form" in inspect.signature(check).parameters else {}
     try:
-        check(norm, *arguments, **options)
+        contract_tests().run_check(check, norm, arguments, form)
     except kernel_errors() as error:
         return one_line(error)
     return ""

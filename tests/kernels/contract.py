@@ -9,12 +9,14 @@ import os
 
 import numpy as np
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
 from kernels.form import FORMS, LLAMA, Form
 
 DEVICE = torch.device(os.environ["NORM_TEST_DEVICE"])  # pytest --device
 EPS = 3e-3  # unlike any model's, so that a literal in the code can't pass
 HALF = [torch.float16, torch.bfloat16]
+F64, F32, F16, BF16 = torch.float64, torch.float32, *HALF
 OTHER_FORMS = [FORMS["torch"], FORMS["gemma"], Form(0.3, False)]  # no model's, and 0.3 is not the same in float32
 
 
@@ -28,8 +30,19 @@ def weights(size, dtype=torch.float32, seed=1, form=LLAMA):
     return (torch.rand(size, generator=torch.Generator().manual_seed(seed)) + 0.5 - form.offset).to(DEVICE, dtype)
 
 
-def exact(tensor):
-    return tensor.detach().double().cpu().numpy()
+def expect(holds, message):
+    """Fail with the message alone: pytest would explain an assert with tensors that are cut short."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def a_tensor(found):
+    expect(isinstance(found, torch.Tensor), f"found {type(found).__name__}, expected a tensor")
+    return found
+
+
+def exact(found):
+    return a_tensor(found).detach().double().cpu().numpy()
 
 
 def oracle(x, weight, eps=EPS, form=LLAMA):
@@ -46,7 +59,7 @@ def formula(x, weight, eps, form=LLAMA):
 def gradients(norm, x, weight, dy):
     """dx and dweight of sum(norm(x) * dy)."""
     x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
-    return torch.autograd.grad(norm(x, weight, EPS), (x, weight), dy)
+    return torch.autograd.grad(a_tensor(norm(x, weight, EPS)), (x, weight), dy)
 
 
 def unit(dtype):
@@ -68,21 +81,47 @@ def value_bound(dtype, width):
 def assert_within(bound, found, expected):
     """Fail with the element that is furthest above its bound, an absolute error; NaN is above any."""
     found, expected = exact(found), expected if isinstance(expected, np.ndarray) else exact(expected)
-    assert found.shape == expected.shape, f"found shape {found.shape}, expected {expected.shape}"
-    error, bound = np.abs(found - expected), np.broadcast_to(exact(torch.as_tensor(bound)), expected.shape)
-    if not (error <= bound).all():
+    expect(found.shape == expected.shape, f"found shape {found.shape}, expected {expected.shape}")
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        error, bound = np.abs(found - expected), np.broadcast_to(exact(torch.as_tensor(bound)), expected.shape)
+    over = ~(error <= bound)
+    if over.any():
         worst = tuple(map(int, np.unravel_index(np.argmax(error - bound), error.shape)))  # a NaN comes first
-        raise AssertionError(f"found {found[worst]} at {worst}, expected {expected[worst]} within {bound[worst]}")
+        raise AssertionError(
+            f"found {found[worst]:.9g} at {worst}, expected {expected[worst]:.9g} within {bound[worst]:.2g}; "
+            f"{over.sum()} of {over.size} elements are further off"
+        )
+
+
+DEFAULT = {
+    F64: (1e-7, 1e-7),
+    F32: (1.3e-6, 1e-5),
+    F16: (1e-3, 1e-5),
+    BF16: (1.6e-2, 1e-5),
+}  # torch.testing's rtol, atol
+
+
+def assert_close(found, expected, rtol=None, atol=None):
+    """torch.testing.assert_close, which demands shape and dtype too, with the message of assert_within."""
+    try:
+        torch.testing.assert_close(a_tensor(found), expected, rtol=rtol, atol=atol)
+    except AssertionError:
+        assert_dtypes([found], expected.dtype)
+        default = DEFAULT[expected.dtype]
+        rtol, atol = (default[i] if given is None else given for i, given in enumerate((rtol, atol)))
+        assert_within(atol + rtol * np.abs(exact(expected)), found, expected)
+        raise  # of a device, say
 
 
 def assert_equal(found, expected):
     """Fail unless dtype, shape and all elements are the same."""
-    torch.testing.assert_close(found.cpu(), expected.cpu(), rtol=0, atol=0)
+    assert_close(a_tensor(found).cpu(), expected.cpu(), rtol=0, atol=0)
 
 
 def assert_dtypes(tensors, *expected):
-    found = tuple(tensor.dtype for tensor in tensors)
-    assert found == expected, f"found {found}, expected {expected}"
+    found = tuple(a_tensor(each).dtype for each in tensors)
+    words = (", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes) for dtypes in (found, expected))
+    expect(found == expected, "found dtype {}, expected dtype {}".format(*words))
 
 
 def check_values(norm, x, weight, eps=EPS, form=LLAMA):
@@ -143,8 +182,14 @@ def half_precision_rounds_in_the_order_of_the_form(norm, dtype, form=LLAMA):
     expected = (x_hat * (weight.double().cpu() + form.offset)).to(dtype)
     # A float32 statistic moves x_hat by about 8 of its units, and 2^-24 * 8 is 1/1024 of float16's spacing: about
     # 0.1 % of the elements lie so close to a rounding boundary. The other order of rounding moves about 25 %.
-    differing = (norm(x, weight, EPS).cpu() != expected).double().mean().item()
-    assert differing < 0.005, f"found {differing:.2%} of the elements to differ, expected less than 0.5 %"
+    found = a_tensor(norm(x, weight, EPS)).cpu()
+    differing = (found != expected).double().mean().item()
+    at = tuple((found != expected).nonzero()[0].tolist()) if differing else ()
+    expect(
+        differing < 0.005,
+        f"found {differing:.2%} of the elements to differ, expected less than 0.5 %; the first at {at}: "
+        f"found {found[at].tolist()}, expected {expected[at].tolist()}",
+    )
 
 
 def statistics_are_float32_in_half_precision(norm):
@@ -159,18 +204,18 @@ def a_row_depends_on_itself_alone(norm):
     other = x * 100
     other[1, 2] = x[1, 2]
     # The same row in another place may be summed in another order: one unit each for the root and two products.
-    torch.testing.assert_close(norm(other, weight, EPS)[1:2, 2:3], alone, rtol=4 * unit(torch.float32), atol=0)
+    assert_close(norm(other, weight, EPS)[1:2, 2:3], alone, rtol=4 * unit(torch.float32), atol=0)
 
 
 def the_mean_is_not_removed(norm):
     weight = weights(48)
     y = norm(torch.full((3, 48), 2.0).to(DEVICE), weight, EPS)
-    torch.testing.assert_close(y, weight.expand(3, 48) * (2 / (4 + EPS) ** 0.5), rtol=1e-6, atol=0)
+    assert_close(y, weight.expand(3, 48) * (2 / (4 + EPS) ** 0.5), rtol=1e-6, atol=0)
 
 
 def root_mean_square_is_one_at_unit_weight(norm):
     y = norm(rows(9, 768, scale=3.0), torch.ones(768).to(DEVICE), 1e-12)
-    torch.testing.assert_close(y.square().mean(-1).sqrt().cpu(), torch.ones(9), rtol=1e-6, atol=0)
+    assert_close(y.square().mean(-1).sqrt().cpu(), torch.ones(9), rtol=1e-6, atol=0)
 
 
 def zero_row_gives_zero_and_a_finite_gradient(norm, form=LLAMA):
@@ -178,7 +223,7 @@ def zero_row_gives_zero_and_a_finite_gradient(norm, form=LLAMA):
     y = norm(x, weight, 1e-5)
     y.sum().backward()
     assert_equal(y, torch.zeros(2, 48))
-    torch.testing.assert_close(x.grad, ((weight + form.offset) * 316.227766).expand(2, 48).detach(), rtol=1e-6, atol=0)
+    assert_close(x.grad, ((weight + form.offset) * 316.227766).expand(2, 48).detach(), rtol=1e-6, atol=0)
     assert_equal(weight.grad, torch.zeros(48))
 
 
@@ -226,7 +271,11 @@ def dweight_is_made_of_what_the_weight_multiplies(norm, form=LLAMA):
 
 def gradcheck_in_float64(norm):
     x, weight = rows(3, 4, 5, dtype=torch.float64).requires_grad_(), weights(5, torch.float64).requires_grad_()
-    torch.autograd.gradcheck(lambda x, weight: norm(x, weight, EPS), (x, weight))  # raises
+    try:
+        torch.autograd.gradcheck(lambda x, weight: norm(x, weight, EPS), (x, weight))
+    except GradcheckError as error:
+        words = " ".join(str(error).partition("numerical:")[0].split()).rstrip(",")
+        raise AssertionError(f"found a gradient that is not the numerical one, expected it: {words}") from error
 
 
 def result_and_gradients_keep_their_dtypes(norm, x_dtype, weight_dtype, form=LLAMA):
@@ -254,7 +303,7 @@ def strides_change_nothing(norm, name):
     x, dy = STRIDED[name](), STRIDED[name]() * 20
     weight = weights(2 * x.shape[-1])[::2]
     dy = torch.as_strided(dy, x.shape, x.stride()) if name.startswith(("expanded", "one")) else dy  # * 20 filled it up
-    assert not x.is_contiguous(), f"{name} shows nothing"
+    expect(not x.is_contiguous(), f"{name} shows nothing")
     strided = (norm(x, weight, EPS), *gradients(norm, x, weight, dy))
     plain, weight = x.contiguous(), weight.contiguous()
     contiguous = (norm(plain, weight, EPS), *gradients(norm, plain, weight, dy.contiguous()))
@@ -267,15 +316,16 @@ def gradient_of_a_sum_arrives_expanded(norm):
     x, weight = rows(6, 48).requires_grad_(), weights(48).requires_grad_()
     norm(x, weight, EPS).sum().backward()  # dy is one element with strides of 0
     dx, dweight = gradients(norm, x, weight, torch.ones_like(x))
-    torch.testing.assert_close(x.grad, dx, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(weight.grad, dweight, rtol=1e-5, atol=1e-6)
+    assert_close(x.grad, dx, rtol=1e-5, atol=1e-6)
+    assert_close(weight.grad, dweight, rtol=1e-5, atol=1e-6)
 
 
 def nothing_gives_an_empty_tensor(norm, shape):
     x, weight = torch.empty(shape).to(DEVICE).requires_grad_(), weights(shape[-1]).requires_grad_()
     y = norm(x, weight, EPS)
     y.sum().backward()
-    assert y.shape == x.grad.shape == shape, f"found y {y.shape} and dx {x.grad.shape}, expected {shape}"
+    found = tuple(y.shape), tuple(x.grad.shape)
+    expect(found == (shape, shape), f"found y {found[0]} and dx {found[1]}, expected {shape}")
     assert_equal(weight.grad, torch.zeros(shape[-1]))
 
 
@@ -322,14 +372,14 @@ def add_rms_norm_is_the_two_steps(backend, dtype, residual_dtype, shape):
     assert_equal(h, x + residual)
     # A kernel that reads two dtypes may add the squares up in another order.
     another_order = 0 if dtype == residual_dtype else (np.sqrt(shape[-1]) + 6) * unit(h.dtype)
-    torch.testing.assert_close(y, norm(h, leaves[2], EPS), rtol=another_order, atol=0)
+    assert_close(y, norm(h, leaves[2], EPS), rtol=another_order, atol=0)
 
     dy, dh = (rows(*shape, dtype=h.dtype, scale=1.0, seed=seed) for seed in (4, 5))
     dx, dresidual, dweight = torch.autograd.grad((y, h), leaves, (dy, dh), retain_graph=True)
     assert_dtypes((dx, dresidual, dweight), dtype, residual_dtype, dtype)
     through_norm, expected_dweight = gradients(norm, h, leaves[2], dy)
     rounding = 0 if dtype == residual_dtype else 2 * unit(dtype)
-    torch.testing.assert_close(dweight, expected_dweight, rtol=rounding, atol=rounding)
+    assert_close(dweight, expected_dweight, rtol=rounding, atol=rounding)
     # Both outputs carry gradient. Three terms are added up, in any order: two roundings of the largest partial sum,
     # and one to dx's dtype.
     largest = 2 * (through_norm.abs().max() + dh.abs().max()).item()
@@ -337,7 +387,7 @@ def add_rms_norm_is_the_two_steps(backend, dtype, residual_dtype, shape):
         bound = (2 * unit(h.dtype) + unit(gradient.dtype)) * largest
         assert_within(bound, gradient, through_norm.double() + dh.double())
     # And either alone.
-    torch.testing.assert_close(torch.autograd.grad(y, x, dy, retain_graph=True)[0], through_norm.to(dtype))
+    assert_close(torch.autograd.grad(y, x, dy, retain_graph=True)[0], through_norm.to(dtype))
     assert_equal(torch.autograd.grad(h, residual, dh)[0], dh)
 
 
@@ -361,4 +411,4 @@ def add_rms_norm_takes_any_strides(backend, width):
 def every_sub_layer_owns_its_norm(model):
     norms = [weight.data_ptr() for name, weight in model.named_parameters() if name.endswith("norm.weight")]
     expected = 2 * model.config.num_hidden_layers + 1
-    assert len(set(norms)) == expected, f"found {len(set(norms))} weights of norms, expected {expected}"
+    expect(len(set(norms)) == expected, f"found {len(set(norms))} weights of norms, expected {expected}")

@@ -2,44 +2,50 @@
 
     pytest tests/kernels/test_norm_contract.py --norm my_kernel:rms_norm --device cuda
 
-runs it on a norm of your own. If that doesn't take float64, leave those tests out with -k "not float64".
+runs it on a norm of your own. If that doesn't take float64, leave those tests out with -k "not float64". --form names
+the form that it is held to. `python scripts/prove.py my_kernel:rms_norm` says the same in words.
 """
 
+import inspect
 from itertools import product
 
 import pytest
 import torch
 
 import kernels
-from kernels.form import FORMS, LLAMA
+from kernels.form import FORMS
 from model.cli import names_in
+from scripts.judging.claims import load_as_claimed
 from tests.helpers import needs_compiler, needs_triton
 from tests.kernels import contract
-from tests.kernels.contract import DEVICE, EPS, HALF, OTHER_FORMS, rows, weights
+from tests.kernels.contract import BF16, DEVICE, EPS, F16, F32, F64, HALF, OTHER_FORMS, rows, weights
 
 EAGER = ["reference", "torch", pytest.param("triton", marks=needs_triton)]  # compile has shorter lists, at the end
-F64, F32, F16, BF16 = torch.float64, torch.float32, *HALF
 
 
 def pytest_generate_tests(metafunc):
     if "norm_name" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--norm")
         metafunc.parametrize("norm_name", names_in(chosen) if chosen else EAGER)
+    if metafunc.function is test_rms_norm:
+        metafunc.parametrize(("check", "arguments"), cases_of(FORMS[metafunc.config.getoption("--form")]))
 
 
 @pytest.fixture
-def form():
-    return LLAMA
+def form(request):
+    return FORMS[request.config.getoption("--form")]
 
 
 @pytest.fixture
-def backend(norm_name, form):
+def backend(norm_name, form, request):
     if norm_name == "compile":
         torch._dynamo.reset()  # the tests show the compiler more dtypes and ranks than its cache holds
+    if form == FORMS[request.config.getoption("--form")]:
+        return load_as_claimed(norm_name, DEVICE, form)
     try:
         return kernels.load_backend(norm_name, DEVICE, form)
     except kernels.InputError as error:
-        if form == LLAMA or norm_name in kernels.BACKENDS:
+        if norm_name in kernels.BACKENDS:
             raise
         pytest.skip(str(error))
 
@@ -87,9 +93,14 @@ ADD_RMS_NORM = [
 ]
 
 
-@pytest.mark.parametrize(("check", "arguments"), RMS_NORM)
-def test_rms_norm(backend, check, arguments):
-    check(backend.rms_norm, *arguments)
+def test_rms_norm(backend, check, arguments, form):
+    run_check(check, backend.rms_norm, arguments, form)
+
+
+def run_check(check, norm, arguments, form):
+    """The check, in this form if that makes a difference to it."""
+    options = {"form": form} if "form" in inspect.signature(check).parameters else {}
+    check(norm, *arguments, **options)
 
 
 @pytest.mark.parametrize(("check", "arguments"), ADD_RMS_NORM)
@@ -138,6 +149,11 @@ FORMED_ALIKE = [
 @pytest.mark.parametrize(("check", "arguments"), FORMED_ALIKE)
 def test_rms_norm_of_another_form_is_as_robust(backend, check, arguments):
     check(backend.rms_norm, *arguments)
+
+
+def cases_of(form):
+    """What holds of a norm in this form: the checks that know no offset are left out where there is one."""
+    return [*FORMED_RMS_NORM, *FORMED_ALIKE] if form.offset else RMS_NORM
 
 
 @every_other_form

@@ -54,11 +54,14 @@ WRONG_FORMS = {
 }
 
 
+SAID = r"^(found .+, expected .+|read beyond the end)$"  # one line: what was found and what was expected
+
+
 @pytest.mark.parametrize("fault", WRONG_NORMS, ids=lambda fault: fault.__name__)
 def test_a_wrong_norm_is_caught(fault):
     check, *arguments = WRONG_NORMS[fault]
     check(kernels.load_backend("reference", CPU).rms_norm, *arguments)  # the right norm passes the same check
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=SAID):
         check(fault, *arguments)
 
 
@@ -66,7 +69,7 @@ def test_a_wrong_norm_is_caught(fault):
 def test_a_wrong_gradient_is_caught(fault):
     check, *arguments = WRONG_GRADIENTS[fault]
     check(faults.with_backward(faults.right_gradients), *arguments)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=SAID):
         check(faults.with_backward(fault), *arguments)
 
 
@@ -74,7 +77,7 @@ def test_a_wrong_gradient_is_caught(fault):
 def test_a_wrong_addition_is_caught(fault):
     right = kernels.load_backend("reference", CPU)
     contract.add_rms_norm_is_the_two_steps(right, *WRONG_ADDITIONS[fault])
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=SAID):
         contract.add_rms_norm_is_the_two_steps(right._replace(add_rms_norm=fault), *WRONG_ADDITIONS[fault])
 
 
@@ -85,6 +88,27 @@ def test_a_wrong_form_is_caught(fault, form):
     check(kernels.load_backend("reference", CPU, form).rms_norm, *arguments, form=form)
     with pytest.raises(AssertionError):
         check(partial(fault, **form._asdict()), *arguments, form=form)
+
+
+def test_a_failure_says_where_and_by_how_much():
+    for check, *arguments in (
+        (contract.eps_of_the_model_shows_in_small_rows, torch.float32, SHOWS_EPS),  # absolute bounds
+        (contract.the_mean_is_not_removed,),  # torch's relative ones
+    ):
+        with pytest.raises(
+            AssertionError, match=r"^found \S+ at \(0, \d+\), expected \S+ within \S+; \d+ of 1\d\d elements"
+        ):
+            check(faults.eps_outside_the_root, *arguments)
+    with pytest.raises(AssertionError, match=r"the first at \(\d+, \d+\): found \S+, expected \S+$"):
+        contract.half_precision_rounds_in_the_order_of_the_form(faults.rounding_in_the_other_order, torch.float16)
+    with pytest.raises(AssertionError, match=r"^found dtype float32, expected dtype float16$"):
+        contract.values_are_the_formula(lambda x, weight, eps: x.float(), torch.float16, (7, 48))
+    with pytest.raises(AssertionError, match=r"^found NoneType, expected a tensor$"):
+        contract.values_are_the_formula(lambda x, weight, eps: None, torch.float32, (7, 48))
+    with pytest.raises(
+        AssertionError, match=r"^found a gradient that is not the numerical one, expected it: Jacobian mismatch"
+    ):
+        contract.gradcheck_in_float64(faults.with_backward(faults.dx_without_the_mean))
 
 
 def test_rounding_twice_is_caught_where_the_form_rounds_once():
