@@ -127,7 +127,7 @@ def _advice(error: Unusable, backend: Backend, subject: Subject) -> str:
     if cause is not None and (words := lost_axis(backend.rms_norm, subject.form, torch.device(subject.device))):
         return words
     if cause is not None and any(word in text for word in ("cuda", "CUDA", "AssertionError", "is_cuda")):
-        return "if it asks for a GPU tensor: take that line out; without a GPU it runs on an emulated one, on CPU tensors"
+        return "if it asks for a GPU tensor: take that line out; without a GPU an emulated one takes CPU tensors"
     if "outside the tensors" in text:
         return after_death("runs")
     if "expected x's shape" in text:
