@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import kernels
 from kernels import Backend, add_then
@@ -25,11 +26,23 @@ def test_what_is_kept_at_one_address_after_another_is_counted_apart():
     x = torch.ones(1000, requires_grad=True)
 
     def forward():
-        for _ in range(3):
+        for _ in range(10):
             y = x.exp()  # a graph that is dropped, and its storage with it
         return y
 
-    assert bench_memory.kept_bytes(forward) == 12000
+    assert bench_memory.kept_bytes(forward) == 40000
+
+
+def test_what_was_counted_is_not_held():
+    x, results = torch.ones(1000, requires_grad=True), []
+
+    def forward():
+        y = x.exp()
+        results.append(StorageWeakRef(y.untyped_storage()))
+        return y
+
+    assert bench_memory.kept_bytes(forward) == 4000
+    assert results[0].expired()
 
 
 def test_the_peak_is_the_most_at_a_time():
