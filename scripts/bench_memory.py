@@ -217,6 +217,8 @@ def main() -> None:
     device, dtype = choose_device(args.device), getattr(torch, args.dtype)
     path = Path(args.config)
     config = LlamaConfig.load(path if path.exists() else ROOT / path)
+    if config.model_type != "llama" or config.norm:
+        raise InputError(f"{path} has model_type {config.model_type}; expected llama, whose norms are counted here")
     if args.block_size > config.context_length:
         raise InputError(f"--block-size is {args.block_size}; expected at most {config.context_length}, the model's")
     norms = load_norms(names_in(args.norms) if args.norms else None, device)

@@ -10,7 +10,7 @@ import kernels
 from kernels import Backend, add_then
 from model.config import LlamaConfig
 from scripts import bench_memory
-from tests.helpers import CPU, TRAINED, needs_triton
+from tests.helpers import CPU, ROOT, TRAINED, needs_triton
 
 
 def test_a_storage_is_kept_once_however_many_tensors_look_into_it():
@@ -164,7 +164,11 @@ def test_a_control_that_is_not_found_fails_the_command(workplace, command, monke
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(["--norms", "nobody"], "no norm backend is called 'nobody'"), (["--block-size", "65"], "expected at most 64")],
+    [
+        (["--norms", "nobody"], "no norm backend is called 'nobody'"),
+        (["--block-size", "65"], "expected at most 64"),
+        (["--config", ROOT / "configs/tiny-olmo2.json"], "has model_type olmo2; expected llama"),
+    ],
 )
 def test_bad_input_is_one_line(more, said, workplace, command):
     done = command(bench_memory.main, *ARGUMENTS, *more)
