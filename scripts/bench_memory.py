@@ -115,16 +115,14 @@ def kept_bytes(forward: Callable[[], Tensor], besides: Iterable[Tensor] = ()) ->
     """Bytes that a forward saves for its backward, each storage once, but for those of the tensors `besides`."""
     storages = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def pack(tensor: Tensor) -> None:  # nothing for a backward: a node that held its own output would never be freed
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage  # held, so that no other one gets its address
-        return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = forward()
+    with saved_tensors_hooks(pack, lambda _: None):
+        forward()
     for tensor in besides:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
-    del result
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -219,6 +217,8 @@ def main() -> None:
     device, dtype = choose_device(args.device), getattr(torch, args.dtype)
     path = Path(args.config)
     config = LlamaConfig.load(path if path.exists() else ROOT / path)
+    if config.model_type != "llama" or config.norm:
+        raise InputError(f"{path} has model_type {config.model_type}; expected llama, whose norms are counted here")
     if args.block_size > config.context_length:
         raise InputError(f"--block-size is {args.block_size}; expected at most {config.context_length}, the model's")
     norms = load_norms(names_in(args.norms) if args.norms else None, device)

@@ -52,6 +52,10 @@ def emulate_without_gpu() -> None:
         return
     import torch
 
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return  # a broken one, which is an error for whoever needs it
     if os.environ.get("TRITON_INTERPRET") == "1" and not interpreted():
         raise InputError(
             "TRITON_INTERPRET=1 was set after Triton was imported, too late to run in its interpreter; set it in the "

@@ -4,12 +4,13 @@ import re
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import kernels
 from kernels import Backend, add_then
 from model.config import LlamaConfig
 from scripts import bench_memory
-from tests.helpers import CPU, TRAINED, needs_triton
+from tests.helpers import CPU, ROOT, TRAINED, needs_triton
 
 
 def test_a_storage_is_kept_once_however_many_tensors_look_into_it():
@@ -25,11 +26,23 @@ def test_what_is_kept_at_one_address_after_another_is_counted_apart():
     x = torch.ones(1000, requires_grad=True)
 
     def forward():
-        for _ in range(3):
+        for _ in range(10):
             y = x.exp()  # a graph that is dropped, and its storage with it
         return y
 
-    assert bench_memory.kept_bytes(forward) == 12000
+    assert bench_memory.kept_bytes(forward) == 40000
+
+
+def test_what_was_counted_is_not_held():
+    x, results = torch.ones(1000, requires_grad=True), []
+
+    def forward():
+        y = x.exp()
+        results.append(StorageWeakRef(y.untyped_storage()))
+        return y
+
+    assert bench_memory.kept_bytes(forward) == 4000
+    assert results[0].expired()
 
 
 def test_the_peak_is_the_most_at_a_time():
@@ -151,7 +164,11 @@ def test_a_control_that_is_not_found_fails_the_command(workplace, command, monke
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(["--norms", "nobody"], "no norm backend is called 'nobody'"), (["--block-size", "65"], "expected at most 64")],
+    [
+        (["--norms", "nobody"], "no norm backend is called 'nobody'"),
+        (["--block-size", "65"], "expected at most 64"),
+        (["--config", ROOT / "configs/tiny-olmo2.json"], "has model_type olmo2; expected llama"),
+    ],
 )
 def test_bad_input_is_one_line(more, said, workplace, command):
     done = command(bench_memory.main, *ARGUMENTS, *more)

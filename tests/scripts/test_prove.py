@@ -58,7 +58,6 @@ def test_nothing_else_is_asked_of_what_does_not_run(proved, norm, words):
     [
         (["nowhere:norm"], "can't import 'nowhere'"),
         (["nothing"], "no norm backend is called 'nothing'"),
-        (["scripts.peers:liger"], "use --device cuda or --emulate sm_90"),
         (["a:b,c:d"], "names several norms; expected one"),
         ([], "the following arguments are required: norm"),
         (["torch", "--form", "olmo"], "invalid choice: 'olmo'"),

@@ -31,7 +31,7 @@ def test_a_right_norm_fits(look, name):
         (fits.runs, "pair", "it returns a tuple of 2", "return y alone"),
         (fits.runs, "flat", "it returns a tensor (288,) float32 on cpu, expected x's shape", "with the shape of x"),
         (fits.runs, "other_arguments", "TypeError", "(x, weight, eps) -> y; its own is (x, eps)"),
-        (fits.runs, "needs_a_gpu", "AssertionError", "run it on a GPU"),
+        (fits.runs, "needs_a_gpu", "AssertionError", "take that line out"),
         (fits.runs, "in_place", "x is overwritten in the forward: 288 of 288 elements", "torch.empty_like(x)"),
         (fits.runs, "tests.kernels.faults:keepdim_forgotten", "RuntimeError", "use keepdim=True"),
         (fits.dtypes, "wide_result", "it returns a tensor (6, 48) float32 on cpu, expected float16", "y.to(x.dtype)"),
