@@ -49,7 +49,8 @@ def commands():
             *blocks.splitlines(),
             *re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)),
         ]:
-            if found := re.search(r"python ((?:scripts/|model/)?\w+\.py\b[^;&|#]*)", command.replace("\n", " ")):
+            found = re.search(r"python ((?:scripts/|model/)?\w+\.py\b[^;&|#]*)", command.replace("\n", " "))
+            if found and "$" not in command:  # a shell fills it in
                 yield path.relative_to(ROOT).as_posix(), found[1].strip()
 
 
