@@ -119,7 +119,10 @@ def kept_bytes(forward: Callable[[], Tensor], besides: Iterable[Tensor] = ()) ->
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage  # held, so that no other one gets its address
 
-    with saved_tensors_hooks(pack, lambda _: None):
+    def unpack(_: object) -> Tensor:
+        raise AssertionError("what was counted has no backward")
+
+    with saved_tensors_hooks(pack, unpack):
         forward()
     for tensor in besides:
         storages.pop(tensor.untyped_storage().data_ptr(), None)
