@@ -19,14 +19,11 @@ import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import USAGE, InputError
 from model.cli import Parser, emulate_as_asked, positive, run, seed
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 
 def parse_args() -> argparse.Namespace:
@@ -70,7 +67,7 @@ class Normed(nn.Module):
 
 
 @torch.no_grad()
-def centre(writer: nn.Module) -> None:
+def centre(writer: Any) -> None:
     """Remove the mean, over a row, of what `writer` adds to the residual stream: an Embedding, a Linear or a Conv1D."""
     weight, bias = writer.weight, getattr(writer, "bias", None)
     outputs = 0 if isinstance(writer, nn.Linear) else -1  # the axis of the weight that runs over them
@@ -80,7 +77,7 @@ def centre(writer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def fold_bias(norm: nn.LayerNorm, reader: nn.Module) -> None:
+def fold_bias(norm: nn.LayerNorm, reader: Any) -> None:
     """Add to `reader`, the one linear layer that reads `norm`, what the norm's bias becomes behind it."""
     weight = reader.weight.double()
     moved = norm.bias.double() @ (weight.T if isinstance(reader, nn.Linear) else weight)
@@ -88,7 +85,7 @@ def fold_bias(norm: nn.LayerNorm, reader: nn.Module) -> None:
     reader.bias = nn.Parameter((before + moved).to(reader.weight.dtype))
 
 
-def to_rms_norm(model: GPT2LMHeadModel, backend: Backend) -> None:
+def to_rms_norm(model: Any, backend: Backend) -> None:
     """Turn transformers' GPT-2, in place, into the same function (in eval mode) on `backend`'s RMSNorm.
 
     The embedding is centred and the head is not, so they are no longer tied; the head gets a bias.
@@ -105,15 +102,15 @@ def to_rms_norm(model: GPT2LMHeadModel, backend: Backend) -> None:
     replace_norms(model, backend)
 
 
-def writers(model: GPT2LMHeadModel) -> Iterable[nn.Module]:
-    """All that adds to GPT-2's residual stream."""
+def writers(model: Any) -> Iterable[nn.Module]:
+    """All that adds to the residual stream of transformers' GPT2LMHeadModel."""
     network = model.transformer
     yield from (network.wte, network.wpe)
     for block in network.h:
         yield from (block.attn.c_proj, block.mlp.c_proj)
 
 
-def replace_norms(model: GPT2LMHeadModel, backend: Backend) -> None:
+def replace_norms(model: Any, backend: Backend) -> None:
     """Put RMSNorms in the places of the LayerNorms, with their weights and without their biases."""
     for module in list(model.modules()):
         for name, norm in list(module.named_children()):
@@ -121,7 +118,7 @@ def replace_norms(model: GPT2LMHeadModel, backend: Backend) -> None:
                 setattr(module, name, Normed(norm, backend))
 
 
-def random_gpt2(layers: int, hidden_size: int) -> GPT2LMHeadModel:
+def random_gpt2(layers: int, hidden_size: int) -> Any:
     """A GPT-2 in eval mode whose weights, biases and norms are random, as a trained one's are. Raises InputError."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -140,7 +137,7 @@ def random_gpt2(layers: int, hidden_size: int) -> GPT2LMHeadModel:
 
 
 @torch.no_grad()
-def compare(model: GPT2LMHeadModel, backend: Backend, tokens: Tensor) -> list[tuple[str, float]]:
+def compare(model: Any, backend: Backend, tokens: Tensor) -> list[tuple[str, float]]:
     """What is done, and the largest difference of its logits from the model's, over the largest logit."""
     expected = model(tokens).logits
     converted, copied = deepcopy(model), deepcopy(model)
