@@ -21,23 +21,13 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kernels import InputError
 from model.cli import Parser, emulate_as_asked, positive, run, say
+from scripts.text_arguments import add_text_arguments
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
     from model.llama import Llama
-
-
-def add_text_arguments(parser: Parser) -> None:
-    """Add what names a checkpoint, a text and its windows."""
-    add = parser.add_argument
-    add("--ckpt", default="out/tiny", help="directory with config.json, safetensors and a tokenizer")
-    add("--text", type=Path, help="UTF-8 file (default: the held-out part of the training data)")
-    add("--max-tokens", type=positive(int), help="read this many tokens of the text (default: all)")
-    add("--context", type=positive(int), help="most tokens of a window (default: all that the model can take)")
-    add("--stride", type=positive(int), help="tokens between the beginnings of windows (default: half the context)")
-    parser.add_backend_arguments(["float32", "bfloat16", "float16"])
 
 
 def parse_args() -> argparse.Namespace:

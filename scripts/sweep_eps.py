@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from model.cli import Parser, emulate_as_asked, make_folder, positive, run, say
-from scripts.perplexity import add_text_arguments
+from scripts.text_arguments import add_text_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
