@@ -9,8 +9,8 @@ the norms' part is what the step keeps beyond the same step with norms that keep
 
 The peak is the most that is allocated in forward and backward at a time, beyond what is there before. At the least it
 is y, the numbers a row, and the gradients. On a CPU PyTorch's profiler sees every allocation of PyTorch's, also
-those within an operator, on a GPU its own statistics are read. What others allocate is not seen: NumPy's in Triton's
-interpreter.
+those within an operator, on a GPU its own statistics are read. What others allocate is not seen, as
+the emulated GPU's arrays of NumPy.
 
 A control, LayerNorm of x times a tensor of ones, must be found to keep one x more than LayerNorm. Exit code 0: it is.
 1: it is not.
