@@ -277,7 +277,7 @@ GEMMA2 = {"model_type": "gemma2", "head_dim": 8, "sliding_window": 5, "query_pre
 
 
 @needs_compiler
-@pytest.mark.parametrize("family", [{}, GEMMA2], ids=["llama", "gemma2"])
+@pytest.mark.parametrize("family", [{}, pytest.param(GEMMA2, marks=pytest.mark.long)], ids=["llama", "gemma2"])
 def test_compiled_model_gives_the_same_losses(family, trained, workplace):
     torch._dynamo.reset()
     one = {"num_hidden_layers": 1, **family}  # layer, which is compiled sooner

@@ -235,6 +235,7 @@ def test_without_transformers_ours_is_measured_alone(command, monkeypatch):
     assert out.count("[") == 1 + 6  # a pair of quartiles a row, and the one of the heading
 
 
+@pytest.mark.long
 @needs_proc
 def test_loading_is_measured_in_fresh_processes(command, tmp_path, monkeypatch):
     """Of a Gemma 2, whose class and attention are not LLaMA's."""

@@ -33,6 +33,7 @@ def check(root, *arguments):
     return result.returncode, result.stdout
 
 
+@pytest.mark.long
 def test_kernels_pass():
     code, out = check(ROOT, "--widths", "1000,16384,40000")
     assert code == 0, out
@@ -80,6 +81,7 @@ def findings(tmp_path_factory):
     return {target: "; ".join(findings[target] for findings in copies) for target in TARGETS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     "finding",

@@ -28,6 +28,7 @@ def proved(command, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_a_norm_that_dies_of_strides_is_a_finding_and_the_rest_goes_on(proved, tmp_path):
     code, out, err, found = proved("dies_of_strides", "--quick")
     assert code == 1, err
@@ -92,6 +93,7 @@ def later_stages(monkeypatch):
     return asked
 
 
+@pytest.mark.long
 def test_a_right_norm_goes_through_all_stages(proved, later_stages, tmp_path):
     code, out, err, found = proved("right")
     assert code == 0, out + err
@@ -112,6 +114,7 @@ def test_a_right_norm_goes_through_all_stages(proved, later_stages, tmp_path):
     assert "There is nothing to count." in page
 
 
+@pytest.mark.long
 def test_a_norm_of_another_function_is_not_trained(proved, later_stages):
     code, out, _, found = proved("tests.kernels.faults:eps_outside_the_root")
     assert code == 1
@@ -130,6 +133,7 @@ def test_help_needs_no_torch_and_names_no_folder():
     assert "Exit code 0: every promise" in " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_a_plain_norm_needs_no_triton(tmp_path):
     """A folder in front of all others has a triton that can't be imported."""
     (tmp_path / "triton").mkdir()

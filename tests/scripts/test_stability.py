@@ -276,6 +276,7 @@ def test_a_norm_that_is_not_there_is_refused_before_the_first_run(workplace, com
     assert not (workplace / "out").exists()
 
 
+@pytest.mark.long
 def test_the_command_trains_in_processes_and_continues(workplace, command):
     run = ["--quick", "--norms", "torch,none", "--placements", "pre", "--data", "text.txt", "--jobs", 2]
     done = command(stability.main, *run)

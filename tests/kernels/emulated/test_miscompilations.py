@@ -76,7 +76,7 @@ MISTAKES = {
     ),
     "a sum of halves is left out": Mistake(
         FORWARD, r"add\.(?:bf16x2|f32)\s+(%\w+), (%\w+), %\w+;", r"mov.b32 \1, \2;",
-        RESULT, "Tensor-likes are not", ADDITION
+        RESULT, "found .* expected", ADDITION
     ),
     "the mean divides by another number": Mistake(
         FORWARD, r"0f42400000|1111490560", "0f42000000", RESULT, "found .* expected", VALUES

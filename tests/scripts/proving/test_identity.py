@@ -236,6 +236,7 @@ def test_a_right_norm_is_never_named(name, form):
     assert parts >= {"values", "rounding in float16", "rounding in bfloat16", "strides", "dx", "dweight"}
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_right_norm_that_is_compiled_is_not_named():
     torch._dynamo.reset()
