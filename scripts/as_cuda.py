@@ -100,6 +100,8 @@ class _Call(torch.autograd.Function):
             found = function(*ctx.inputs)
         ctx.outputs = found if isinstance(found, tuple) else (found,)
         given = tuple(output.detach() for output in ctx.outputs)
+        # Without a backward of its own the function has none here.
+        ctx.mark_non_differentiable(*(g for g, own in zip(given, ctx.outputs, strict=True) if not own.requires_grad))
         return given if isinstance(found, tuple) else given[0]
 
     @staticmethod
