@@ -174,6 +174,7 @@ def of_a_process(folder, code, **variables):
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 @needs_triton
 def test_a_program_that_has_imported_triton(tmp_path):
     """And the line about another's kernel, once, from the first of torchrun's processes."""

@@ -60,6 +60,7 @@ def pairs(model, step, prompts, n_new):
             assert not half or (found != expected)[:, :, longest:].float().mean() < 0.25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
     model = make_model(replace(long, **KINDS[kind]))
@@ -77,7 +78,7 @@ def test_logits_of_other_families_are_the_models(long, make_model, kind):
         assert relative(found - expected, expected) < FLOAT32_BOUND
 
 
-@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("norm", ["torch", pytest.param("triton", marks=[needs_triton, pytest.mark.long])])
 def test_half_precision_strays_no_further_than_the_model_does(long, make_model, norm):
     """From the float64 logits; both round at the same places, but for sums in another order."""
     model = make_model(long, norm).to(torch.bfloat16)

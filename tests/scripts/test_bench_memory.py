@@ -142,6 +142,7 @@ def test_the_norms_part_of_a_step_is_what_the_formula_says():
 ARGUMENTS = ("--config", "config.json", "--rows", 64, "--hidden-size", 96, "--block-size", 16, "--batch-size", 2)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_row_a_norm_alone_and_in_the_model(workplace, command):
     done = command(bench_memory.main, *ARGUMENTS, "--norms", "torch,layer_norm", "--device", "cpu")
     assert done.code == 0, done.err

@@ -54,7 +54,7 @@ def what_counts(folder):
         ("reference", 2, ("--dtype", "bfloat16", "--grad-accum", "2")),
         ("tests.norms:noisy", 4, ("--grad-accum", "2")),
         ("layer_norm_bias", 3, ("--grad-accum", "2")),
-        pytest.param("compile", 2, (), marks=needs_compiler),
+        pytest.param("compile", 2, (), marks=[needs_compiler, pytest.mark.long]),
         pytest.param("triton", 1, ("--log-norms", "2", "--steps", "4", "--batch-size", "16"), marks=needs_triton),
     ],
 )
