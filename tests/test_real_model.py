@@ -40,9 +40,6 @@ FLOAT32_BOUND = 10 * 270**0.5 * 2**-24
 # How much further than transformers another backend may be from exact arithmetic, in half precision. Measured: 0.97 to
 # 1.02 times its distance.
 HALF_FACTOR = 1.25
-# Compiled kernels have rsqrt.approx and another order of sums: a bit in a thousand differs, and after 30 layers all later
-# roundings are another draw. Their distance is as large but for chance, over few tokens. Measured: 1.00 and 1.38 times.
-ANOTHER_DRAW = 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -133,22 +130,22 @@ def test_a_wrong_config_would_be_seen(edited, prompts, wanted, wrong):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "norms"),
-    # Triton's in one dtype alone, since the emulated GPU takes its time.
-    [(torch.bfloat16, ["reference", "torch", "compile"]), (torch.float16, ["triton"])],
+    ("dtype", "norms", "kind"),
+    # Triton's in one dtype alone, since the emulated GPU takes its time. A bit in a thousand differs there, and after
+    # 30 layers all roundings are another draw: over the few tokens of "digits" 1.38 times as far, over "prose" 0.92.
+    [(torch.bfloat16, ["reference", "torch", "compile"], "digits"), (torch.float16, ["triton"], "prose")],
     ids=str,
 )
-def test_half_precision_is_as_exact_as_transformers(folder, prompts, dtype, norms):
+def test_half_precision_is_as_exact_as_transformers(folder, prompts, dtype, norms, kind):
     """Distances from the rounded weights' logits in float32."""
-    prompts = {kind: prompts[kind] for kind in ("digits", "one token")}
+    prompts = {name: prompts[name] for name in (kind, "one token")}
     model = theirs_in(folder, dtype)
     rounded = logits_of(model, prompts)
     exact = logits_of(model.float(), prompts)
     theirs = distances(rounded, exact)
     for norm in norms:
         ours = distances(logits_of(ours_in(folder, norm, dtype), prompts), exact)
-        factor = ANOTHER_DRAW if norm == "triton" else HALF_FACTOR
-        assert all(ours[kind] < factor * theirs[kind] for kind in prompts), (norm, ours, theirs)
+        assert all(ours[name] < HALF_FACTOR * theirs[name] for name in prompts), (norm, ours, theirs)
 
 
 @pytest.fixture(scope="module")
