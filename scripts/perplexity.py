@@ -54,8 +54,7 @@ from model.tokenizer import load_tokenizer
 from model.training.data import load_tokens
 from model.training.prepare import prepare
 from model.training.run_folder import RUN
-
-DATA = Path("out/data")  # where train.py prepares texts
+from train import DATA
 
 
 def load(args: argparse.Namespace, eps: float | None = None) -> tuple[Llama, Tensor]:

@@ -118,10 +118,9 @@ from model.norm import Add, RMSNorm
 from model.training.data import batch_starts, load_tokens, windows
 from model.training.picture import new_figure, why_not_drawn
 from model.training.prepare import prepare
-from train import accumulate_gradients, evaluate, learning_rate, parameter_groups
+from train import DATA, accumulate_gradients, evaluate, learning_rate, parameter_groups
 
 CPU = torch.device("cpu")
-DATA = Path("out/data")  # where train.py prepares texts
 
 
 def build(norm: str, placement: str, vocab_size: int) -> Llama:
