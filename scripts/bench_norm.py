@@ -50,6 +50,7 @@ def parse_args() -> argparse.Namespace:
     add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     add("--dtype", choices=DTYPES, help="dtype of x (default: float32; on a GPU bfloat16)")
     add("--weight-dtype", choices=DTYPES, help="dtype of the weight (default: that of x)")
+    add("--frozen", action="store_true", help="the weight is not trained: backward gives dx alone")
     add("--mode", choices=["eager", "graph", "both"], help="graph needs a GPU (default: eager; on a GPU both)")
     add("--repeats", type=positive(int), help="timed calls of each norm and pass (default: 10; on a GPU 50)")
     add("--out", type=Path, default=Path("out/bench"), help="folder for norm.json and norm.png")
@@ -130,8 +131,10 @@ def make_steps(norm: Backend, pass_name: str, tensors: Tensors) -> Steps:
         outputs.append(forward())
         return outputs[-1]
 
+    wanted = tuple(tensor for tensor in inputs if tensor.requires_grad)
+
     def backward() -> Tensors:  # raises where one of the gradients is missing
-        return torch.autograd.grad(outputs.pop(), inputs, gradients)
+        return torch.autograd.grad(outputs.pop(), wanted, gradients)
 
     return [before, backward] if pass_name.endswith("backward") else [forward]
 
@@ -192,6 +195,7 @@ def measure(
     """One pass over one size: a row of results for the copy, and one for each norm."""
     x, _, weight, *_ = tensors
     n_x, n_weight = FLOOR[pass_name]
+    n_weight -= pass_name.endswith("backward") and not weight.requires_grad  # there is no dweight
     floor = n_x * x.nbytes + n_weight * weight.nbytes
     source, target = (torch.ones(floor // 2, dtype=torch.uint8, device=x.device) for _ in range(2))
     copy = [lambda: target.copy_(source)]
@@ -235,6 +239,7 @@ def measure_all(args: argparse.Namespace, norms: Norms, device: torch.device) ->
             if "torch._dynamo" in sys.modules:
                 torch.compiler.reset()  # or the second width would be compiled for any width, and be slower for it
             tensors = make_tensors(rows, width, dtypes, device)
+            tensors[2].requires_grad_(not args.frozen)
             for pass_name, mode in calls:
                 bar.set_description(f"{pass_name}, {mode}, {rows} x {width}")
                 results += measure(pass_name, mode, norms, tensors, other, args.repeats, FORMS[args.form])

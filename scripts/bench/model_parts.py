@@ -248,20 +248,7 @@ def train(setup: Setup) -> list[Row]:
     torch.manual_seed(0)
     config = LlamaConfig.from_dict(setup.config.to_dict() | TRAINED)
     batch = torch.randint(config.vocab_size, (BATCH[0], BATCH[1] + 1))
-    autocast = torch.autocast("cpu", torch.bfloat16) if setup.dtype == "bfloat16" else nullcontext()
-
-    def step_of(model: Any, forward: Any) -> Callable[[], float]:
-        optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4)
-
-        def step() -> None:
-            with autocast:
-                loss = summed_loss(forward, batch) / batch[:, 1:].numel()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return lambda: seconds(step)
-
+    step_of = partial(training_step, batch, setup.dtype)
     ours = Llama(config, setup.norm)
     calls = {"ours": step_of(ours, torch.compile(ours) if setup.args.compile else ours)}
     if transformers:
@@ -272,6 +259,21 @@ def train(setup: Setup) -> list[Row]:
     speed = BATCH[0] * BATCH[1] / median(times["ours"])
     note = f"{speed:.0f} tokens/s, {setup.flop_rate(training_flops(ours, BATCH[1]) * speed)}"
     return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", setup.dtype, "ms", times, note)]
+
+
+def training_step(batch: Tensor, dtype: str, model: Any, forward: Any) -> Callable[[], float]:
+    """A function that trains `model` on the tokens (B, T + 1) for a step of train.py's, and returns its seconds."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-4)
+    autocast = torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+
+    def step() -> None:
+        with autocast:
+            loss = summed_loss(forward, batch) / batch[:, 1:].numel()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return lambda: seconds(step)
 
 
 def fresh_theirs(config: LlamaConfig) -> Any:

@@ -83,6 +83,26 @@ def test_what_is_timed_is_that_pass_alone_and_the_whole_of_it(counted, pass_name
     torch.testing.assert_close(found, torch.autograd.grad(outputs, inputs, gradients) if backward else outputs)
 
 
+def test_a_frozen_weight_has_no_gradient_and_no_place_in_the_floor(monkeypatch, tmp_path, command):
+    gradients, measure = [], bench_norm.measure
+
+    def watched(pass_name, mode, norms, tensors, *rest):
+        *before, timed = bench_norm.make_steps(norms["reference"], pass_name, tensors)
+        for step in before:
+            step()
+        gradients.append(len(timed()))
+        return measure(pass_name, mode, norms, tensors, *rest)
+
+    monkeypatch.setattr(bench_norm, "measure", watched)
+    flags = f"--norms reference --widths 16 --rows 2 --repeats 1 --frozen --device cpu --out {tmp_path}"
+    code, _, err = command(bench_norm.main, *flags.split())
+    assert code == 0, err
+    rows = json.loads((tmp_path / "norm.json").read_text())["results"]
+    floors = {row["pass"]: row["floor_bytes"] // 64 for row in rows}  # in rows of 16 numbers
+    assert floors == {"forward": 5, "backward": 7, "add_forward": 9, "add_backward": 9}
+    assert gradients == [1, 1, 2, 2]  # y; dx; y and h; dx and the residual's
+
+
 def test_a_missing_gradient_is_refused():
     backend = Backend("mine", lambda x, weight, eps: x * 1.0, None)
     row = bench_norm.measure("backward", "eager", {"mine": backend}, tensors(), torch.ones(1), repeats=1)[1]

@@ -1,5 +1,6 @@
 """Which norm is it? Every planted fault is named, pairs of them too, and no right norm is."""
 
+import re
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ from scripts.proving.gradients import DWEIGHT, DX, Parts
 from scripts.proving.identity import identify
 from scripts.proving.telling import UNKNOWN
 from scripts.proving.variants import RIGHT, Variant
-from tests.helpers import CPU, needs_compiler, needs_triton
+from tests.helpers import CPU, ROOT, needs_compiler, needs_triton
 from tests.kernels import contract, faults
 from tests.scripts.proving import norms
 
@@ -46,6 +47,7 @@ NAMED_ADDITIONS = {
     faults.h_not_rounded: "h_not_rounded",
     faults.gradient_of_h_dropped: "without_the_residuals_part",
 }
+NOT_CLASSIC = {faults.nan, faults.strides_ignored, faults.columns_beyond_a_power_of_two_ignored}
 BY_LOOKING = {faults.keepdim_forgotten, faults.dy_overwritten, faults.residual_added_in_place}  # test_fits.py
 
 
@@ -81,10 +83,20 @@ def test_a_wrong_norm_is_named(fault):
     found = of(fault)
     assert NAMED[fault] in names(found)
     assert UNKNOWN not in names(found)
+    on_the_page(fault, next(each.words for each in found.mistakes() if each.name == NAMED[fault]))
+
+
+def on_the_page(fault, words):
+    """docs/rmsnorm.md shows what is said of the classic mistakes, without the measured share of the elements."""
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/rmsnorm.md").read_text("utf-8"), re.MULTILINE))
+    if fault not in NOT_CLASSIC:
+        assert shown[fault.__name__] == re.sub(r": [\d.]+% of the .*", "", words)
 
 
 def test_a_lost_axis_is_named_where_rows_hide_it():
-    assert "use keepdim=True" in lost_axis(faults.keepdim_forgotten, LLAMA, CPU)
+    said = lost_axis(faults.keepdim_forgotten, LLAMA, CPU)
+    assert "use keepdim=True" in said
+    on_the_page(faults.keepdim_forgotten, said)
     assert lost_axis(reference.rms_norm, LLAMA, CPU) == ""
 
 
