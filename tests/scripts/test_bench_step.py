@@ -41,7 +41,7 @@ def test_each_norm_trains_in_turn_and_the_ratio_is_to_the_first(steps, command):
     assert all(sorted(turn) == sorted(turns[0]) for turn in turns)
     assert {turn[0] for turn in turns[:3]} == set(turns[0])  # each norm begins one
     assert all(change > 0 and gradient is None for _, gradient, change in steps)  # updated, and cleared for the next
-    assert f"tiny, 2 x 8 tokens, float32, eager but for the norm" in out
+    assert "tiny, 2 x 8 tokens, float32, eager but for the norm" in out
     assert f"torch {torch.__version__}" in out
     rows = dict(re.findall(r"^(\w+) +[\d.]+ \[[\d.]+, [\d.]+\] ms +([\d.]+) \[", out, re.MULTILINE))
     assert list(rows) == ["torch", "layer_norm", "reference"]
