@@ -20,7 +20,10 @@ from model.llama import Llama
 from tests.helpers import CPU, TEXT, TRAINED, draw_weights, metrics_of, train_dtype
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so do its children
-torch.set_num_threads(1)  # the models are tiny, and threads that wait for each other cost more than they bring
+# The models are tiny, and threads that wait for each other cost more than they bring, in commands started here too.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or Inductor starts processes that import torch again
 
 
 def pytest_addoption(parser):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+# A fork of this process would take along what CUDA and Triton have set up. Its server is a clean one, imports what
+# takes seconds once, and forks from then on: two processes, and a third where one dies.
+CONTEXT = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
 LIMIT_S = 120  # for one step of a call; a kernel that hangs never ends by itself
 
 _to_parent: list[Connection] = []  # in the process apart: where it says what it is about to do
@@ -31,9 +34,8 @@ class Apart:
         self.start()
 
     def start(self) -> None:
-        context = get_context("spawn")  # a fork would take along what CUDA and Triton have set up
-        self.pipe, child = context.Pipe()
-        self.process = context.Process(target=_serve, args=(child, self.log), daemon=True)
+        self.pipe, child = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_serve, args=(child, self.log), daemon=True)
         self.process.start()
         child.close()
         self.unanswered = 0
