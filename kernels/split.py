@@ -1,7 +1,7 @@
-"""Norms of tensors that are divided over processes: by columns, as in tensor parallel, or by rows, as in sequence parallel.
+"""Norms of tensors that are divided over processes, by columns or by rows.
 
-    split_hidden    a process holds some of each row's D elements, and of the weight
-    split_rows      a process holds some of the rows, and all of the weight
+    split_hidden    a process holds some of each row's D elements, and of the weight, as in tensor parallel
+    split_rows      a process holds some of the rows, and all of the weight, as in sequence parallel
 
 With shards x_r and weight_r of D_r elements, w_r = offset + weight_r, and sums over all processes:
 

@@ -13,7 +13,6 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels.reference import wide_dtype
 from kernels.triton_rms_norm import (
@@ -104,15 +103,17 @@ class _SplitRMSNorm(torch.autograd.Function):
         squares = launch_squares(h)
         dist.all_reduce(squares, group=group)
         rstd = torch.rsqrt(squares / width + eps)
-        ctx.adds, ctx.form, ctx.group, ctx.share = residual is not None, (offset, round_once), group, h.shape[-1] / width
+        ctx.adds, ctx.form, ctx.group = residual is not None, (offset, round_once), group
+        ctx.share = h.shape[-1] / width  # of this process's mean in that of whole rows
         ctx.set_materialize_grads(False)  # an output that nobody used arrives as None, not as zeros
         ctx.save_for_backward(h, weight, rstd)
         y = launch_scale(h, weight, rstd, offset, round_once)
         return y if residual is None else (y, h)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, dh: Tensor | None = None) -> tuple:
+        if torch.is_grad_enabled():  # with create_graph alone
+            raise NotImplementedError("--norm triton can't be differentiated twice; use --norm reference, which can")
         wants_dweight, dx, dweight = ctx.needs_input_grad[2], dh, None
         if dy is not None:
             h, weight, rstd = ctx.saved_tensors
