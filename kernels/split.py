@@ -40,11 +40,10 @@ def split_hidden(backend: Backend, group: dist.ProcessGroup | None, width: int) 
             f"norm '{backend.description}' can't be split over processes, since it computes a row's statistics and "
             f"its result in one; use --norm {' or '.join(SPLIT)}"
         )
-    norms = SPLIT[backend.name]()
+    rms_norm, add_rms_norm = SPLIT[backend.name]()
     options = {**backend.form._asdict(), "group": group, "width": width}
-    rms_norm, add_rms_norm = (partial(norm, **options) for norm in norms)
     description = f"{backend.description}, hidden axis split over {dist.get_world_size(group)} processes"
-    return Backend(description, rms_norm, add_rms_norm, backend.form)
+    return Backend(description, partial(rms_norm, **options), partial(add_rms_norm, **options), backend.form)
 
 
 def split_rows(backend: Backend, group: dist.ProcessGroup | None) -> Backend:

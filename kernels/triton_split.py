@@ -25,6 +25,7 @@ from kernels.triton_rms_norm import (
     launch_backward,
     launch_projection,
     one_launch,
+    wrap_triton,
 )
 
 
@@ -71,7 +72,7 @@ def launch_squares(h: Tensor) -> Tensor:
         (rows,), align = _as_rows(h)
         tile = forward_tile(h, align)
         with one_launch, torch.cuda.device_of(h):
-            _squares_kernel[(triton.cdiv(squares.numel(), tile["ROWS"]),)](
+            wrap_triton(_squares_kernel)[(triton.cdiv(squares.numel(), tile["ROWS"]),)](
                 *_pointers(align, rows), squares, squares.numel(), rows.shape[1],
                 D=int(h.shape[-1]), ALIGN=align, H_COL=rows.stride(2), **tile,
             )  # fmt: skip
@@ -85,7 +86,7 @@ def launch_scale(h: Tensor, weight: Tensor | None, rstd: Tensor, offset: float, 
         (rows,), align = _as_rows(h)
         tile = forward_tile(h, align)
         with one_launch, torch.cuda.device_of(h):
-            _scale_kernel[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
+            wrap_triton(_scale_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
                 *_pointers(align, rows), rstd if weight is None else weight.contiguous(), rstd, y, rstd.numel(),
                 rows.shape[1], D=int(h.shape[-1]), ALIGN=align, H_COL=rows.stride(2),
                 WEIGHT=weight is not None, OFFSET=offset, ROUND_ONCE=round_once, **tile,
@@ -116,11 +117,11 @@ class _SplitRMSNorm(torch.autograd.Function):
             raise NotImplementedError("--norm triton can't be differentiated twice; use --norm reference, which can")
         wants_dweight, dx, dweight = ctx.needs_input_grad[2], dh, None
         if dy is not None:
-            h, weight, rstd = ctx.saved_tensors
-            projection = launch_projection(dy, h, weight, rstd, ctx.form[0]) * ctx.share
+            (h, weight, rstd), (offset, round_once) = ctx.saved_tensors, ctx.form
+            projection = launch_projection(dy, h, weight, rstd, offset) * ctx.share
             if any(ctx.needs_input_grad[:2]):
                 dist.all_reduce(projection, group=ctx.group)
-            dx, dweight = launch_backward(dy, dh, h, weight, rstd, *ctx.form, wants_dweight, projection)
+            dx, dweight = launch_backward(dy, dh, h, weight, rstd, offset, round_once, wants_dweight, projection)
         # Where x or the residual is narrower than h, autograd itself casts to its dtype.
         return dx, dx if ctx.adds else None, dweight if wants_dweight else None, *[None] * 5
 
