@@ -54,6 +54,7 @@ class Backend(NamedTuple):
     add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     form: Form = LLAMA  # that both compute
     has_bias: bool = False
+    name: str = ""  # in BACKENDS; empty for any other
 
 
 def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
@@ -86,7 +87,8 @@ def load_backend(name: str, device: torch.device, form: Form = LLAMA) -> Backend
         raise InputError(f"no norm backend is called '{name}'; use one of: {USAGE}")
     module = importlib.import_module(BACKENDS[name])
     module.check_device(device)
-    return in_form(Backend(getattr(module, "DESCRIPTION", name), module.rms_norm, module.add_rms_norm), form)
+    description = getattr(module, "DESCRIPTION", name)
+    return in_form(Backend(description, module.rms_norm, module.add_rms_norm, name=name), form)
 
 
 def layer_norm_in(name: str | None) -> str | None:
@@ -125,7 +127,7 @@ def in_form(backend: Backend, form: Form) -> Backend:
             ) from error
     options: dict[str, Any] = form._asdict()
     rms_norm, add_rms_norm = partial(backend.rms_norm, **options), partial(backend.add_rms_norm, **options)
-    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm, form, backend.has_bias)
+    return Backend(f"{backend.description}, {form}", rms_norm, add_rms_norm, form, backend.has_bias, backend.name)
 
 
 def _own_backend(name: str) -> Backend:

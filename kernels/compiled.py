@@ -23,7 +23,7 @@ if TORCH_2_13:
     OPTIONS["recompile_limit"] = MOST_GRAPHS
 
 
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(function, **OPTIONS)
 
     def with_room(*inputs: Any) -> Any:
@@ -36,11 +36,11 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if TORCH_2_13:
-    rms_norm = _compile(reference.rms_norm)
-    add_rms_norm = _compile(reference.add_rms_norm)
+    rms_norm = compile_whole(reference.rms_norm)
+    add_rms_norm = compile_whole(reference.add_rms_norm)
 else:  # on a CPU it drops that rounding all the same, unless the graph ends there
-    _normalize = _compile(lambda x, eps: reference.normalize(x, eps).to(x.dtype))
-    _rms_norm = _compile(reference.rms_norm)
+    _normalize = compile_whole(lambda x, eps: reference.normalize(x, eps).to(x.dtype))
+    _rms_norm = compile_whole(reference.rms_norm)
 
     def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, round_once: bool = False) -> Tensor:
         if round_once:

@@ -80,6 +80,21 @@ def _load_weight(weight_ptr, cols, D: tl.constexpr, OFFSET: tl.constexpr, WIDE: 
 
 
 @triton.jit
+def _scale(
+    h, rstd, weight_ptr, cols, D: tl.constexpr, WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    ROUND_ONCE: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    """y, in the dtype NARROW, of a tile of h in the dtype of rstd."""
+    y = h * rstd
+    if WEIGHT:
+        weight = _load_weight(weight_ptr, cols, D, OFFSET, rstd.dtype)
+        if not ROUND_ONCE:
+            y = y.to(NARROW).to(rstd.dtype)
+        y *= weight
+    return y.to(NARROW)
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, x_outer, x_inner, residual_ptr, residual_outer, residual_inner,
     weight_ptr, y_ptr, h_ptr, rstd_ptr, n_rows, n_inner,
@@ -120,13 +135,8 @@ def _forward_kernel(
                 h = tl.load(h_ptr + out_rows + cols, mask=in_tile, other=0.0).to(wide)
             else:
                 h = tl.load(x_rows + cols * X_COL, mask=in_tile, other=0.0).to(wide)
-        y = h * rstd
-        if WEIGHT:
-            weight = _load_weight(weight_ptr, cols, D, OFFSET, wide)
-            if not ROUND_ONCE:
-                y = y.to(narrow).to(wide)
-            y *= weight
-        tl.store(y_ptr + out_rows + cols, y.to(narrow), mask=in_tile)
+        y = _scale(h, rstd, weight_ptr, cols, D, WEIGHT, OFFSET, ROUND_ONCE, narrow)
+        tl.store(y_ptr + out_rows + cols, y, mask=in_tile)
 
 
 @triton.jit
@@ -135,7 +145,7 @@ def _projection_kernel(
     D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, H_COL: tl.constexpr, WEIGHT: tl.constexpr,
     OFFSET: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """mean(x_hat * weight * dy) of every row, for rows that are wider than a tile."""
+    """mean(x_hat * weight * dy) of every row, where the backward kernel doesn't see all of a row at once."""
     wide = rstd_ptr.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     dy_rows = _row_pointers(dy_ptr, dy_outer, dy_inner, rows, n_inner, ALIGN)
@@ -160,7 +170,7 @@ def _backward_kernel(
     weight_ptr, rstd_ptr, projection_ptr, dx_ptr, partial_ptr, n_rows, n_inner, n_steps,
     D: tl.constexpr, ALIGN: tl.constexpr, DY_COL: tl.constexpr, DH_COL: tl.constexpr, H_COL: tl.constexpr,
     ADD: tl.constexpr, WEIGHT: tl.constexpr, DWEIGHT: tl.constexpr, OFFSET: tl.constexpr,
-    ROUND_ONCE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
+    ROUND_ONCE: tl.constexpr, PROJECTED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and of dweight one sum for each program, which walks over every n-th tile of its columns.
 
@@ -190,7 +200,7 @@ def _backward_kernel(
                 dweight += dy * x_hat.to(narrow).to(wide)
         if WEIGHT:
             dy *= weight
-        if COLS < D:
+        if PROJECTED:
             projection = tl.load(projection_ptr + rows, mask=rows < n_rows, other=0.0)
         else:
             projection = tl.sum(x_hat * dy, axis=1, keep_dims=True) / D  # (ROWS, 1)
@@ -221,6 +231,11 @@ def _tile(x: Tensor, smallest: int, whole_row: int, part: int, aligned: bool) ->
     rows = max(1, smallest // cols)
     threads = min(1024, max(128, rows * cols // (16 if aligned and cols >= x.shape[-1] else 8)))
     return {"ROWS": rows, "COLS": cols, "num_warps": threads // _gpu(x.device).warp_size}
+
+
+def forward_tile(y: Tensor, align: int) -> dict[str, int]:
+    whole_row = 32768 if y.element_size() == 2 else 16384
+    return _tile(y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
 
 
 def _persistent_programs(n_tiles: int, warps: int, device: torch.device) -> tuple[int, int]:
@@ -273,8 +288,7 @@ def launch_forward(
     if not y.numel():
         return y, h, rstd
     (x, *others), align = _as_rows(x, residual)
-    whole_row = 32768 if y.element_size() == 2 else 16384
-    tile = _tile(y, 2048, whole_row, part=4096, aligned=align * y.element_size() >= 16)
+    tile = forward_tile(y, align)
     r = others[0] if others else h.view(0, 1, 1)  # empty: of x, passed twice, a compiler would make a copy
     with one_launch, torch.cuda.device_of(x):  # Triton launches on the current GPU
         wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
@@ -286,40 +300,53 @@ def launch_forward(
     return y, h, rstd
 
 
+def launch_projection(dy: Tensor, h: Tensor, weight: Tensor | None, rstd: Tensor, offset: float) -> Tensor:
+    """mean(x_hat * weight * dy) over each row of h, of rstd's shape."""
+    if not h.numel():
+        return torch.zeros_like(rstd)
+    projection = torch.empty_like(rstd)
+    (dy, h), align = _as_rows(dy, h)
+    tile = _tile(h, 1024, 8192, part=8192, aligned=align * h.element_size() >= 16)
+    with one_launch, torch.cuda.device_of(h):
+        wrap_triton(_projection_kernel)[(triton.cdiv(rstd.numel(), tile["ROWS"]),)](
+            *_pointers(align, dy, h), rstd if weight is None else weight.contiguous(), rstd, projection,
+            rstd.numel(), h.shape[1], D=int(h.shape[2]), ALIGN=align, DY_COL=dy.stride(2), H_COL=h.stride(2),
+            WEIGHT=weight is not None, OFFSET=offset, **tile,
+        )  # fmt: skip
+    return projection
+
+
 def launch_backward(
     dy: Tensor, dh: Tensor | None, h: Tensor, weight: Tensor | None, rstd: Tensor,
-    offset: float, round_once: bool, wants_dweight: bool,
+    offset: float, round_once: bool, wants_dweight: bool, projection: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dx of h's shape and dtype, and dweight of the weight's; dweight is empty unless it is wanted."""
+    """dx of h's shape and dtype, and dweight of the weight's; dweight is empty unless it is wanted.
+
+    `projection` is launch_projection's result where h is a part of its rows, whose mean is that of the whole rows.
+    """
     dx, dweight = _empty_gradients(h, weight, wants_dweight)
     if not h.numel():
         return dx, dweight.zero_()
     n_rows, width = rstd.numel(), int(h.shape[-1])
-    (dy, h, *others), align = _as_rows(dy, h, dh)
+    (dy_rows, h_rows, *others), align = _as_rows(dy, h, dh)
     unused = rstd  # passed where a kernel reads nothing
     g = others[0] if others else unused.view(-1, 1, 1)
-    w = unused if weight is None else weight.contiguous()
-    shared = {"D": width, "ALIGN": align, "DY_COL": dy.stride(2), "H_COL": h.stride(2)}
-    shared |= {"WEIGHT": weight is not None, "OFFSET": offset}
     aligned = align * h.element_size() >= 16
     tile = _tile(h, 1024, 8192, part=4096, aligned=aligned)
     # How many tiles are under way: as many as shared memory holds on every GPU. Loads of less than 128 bits don't pay.
     tile_bytes = (2 if dh is None else 3) * tile["ROWS"] * tile["COLS"] * h.element_size()
     stages = min(3 if tile["COLS"] <= 4096 else 2, 1 + 96 * 1024 // tile_bytes) if aligned else 1
-    projection = unused
+    if projection is None and tile["COLS"] < width:
+        projection = launch_projection(dy, h, weight, rstd, offset)
     with one_launch, torch.cuda.device_of(h):
-        if tile["COLS"] < width:
-            projection = torch.empty_like(rstd)
-            wide_tile = _tile(h, 1, 8192, part=8192, aligned=aligned)
-            wrap_triton(_projection_kernel)[(triton.cdiv(n_rows, wide_tile["ROWS"]),)](
-                *_pointers(align, dy, h), w, rstd, projection, n_rows, h.shape[1], **shared, **wide_tile
-            )  # fmt: skip
         n_programs, n_steps = _persistent_programs(triton.cdiv(n_rows, tile["ROWS"]), tile["num_warps"], h.device)
         partial = rstd.new_empty((n_programs, width) if wants_dweight else 0)
         wrap_triton(_backward_kernel)[(n_programs, triton.cdiv(width, tile["COLS"]))](
-            *_pointers(align, dy, g, h), w, rstd, projection, dx, partial, n_rows, h.shape[1], n_steps,
-            DH_COL=g.stride(2), ADD=dh is not None, DWEIGHT=wants_dweight, ROUND_ONCE=round_once, STAGES=stages,
-            **shared, **tile,
+            *_pointers(align, dy_rows, g, h_rows), unused if weight is None else weight.contiguous(), rstd,
+            unused if projection is None else projection, dx, partial, n_rows, h_rows.shape[1], n_steps,
+            D=width, ALIGN=align, DY_COL=dy_rows.stride(2), DH_COL=g.stride(2), H_COL=h_rows.stride(2),
+            ADD=dh is not None, WEIGHT=weight is not None, DWEIGHT=wants_dweight, OFFSET=offset,
+            ROUND_ONCE=round_once, PROJECTED=projection is not None, STAGES=stages, **tile,
         )  # fmt: skip
     return dx, partial.sum(0).to(dweight.dtype) if wants_dweight else dweight
 
@@ -383,7 +410,9 @@ _rms_norm = _differentiable(
 )
 _rms_norm_backward = _differentiable(
     operator("rmsllama::rms_norm_backward", mutates_args=())(launch_backward),
-    lambda dy, dh, h, weight, *rest: _empty_gradients(h, weight, rest[-1]),
+    lambda dy, dh, h, weight, rstd, offset, round_once, wants_dweight, projection=None: _empty_gradients(
+        h, weight, wants_dweight
+    ),
     _no_double_backward,
     lambda ctx, inputs, output: None,
 )

@@ -108,7 +108,7 @@ OURS = {
         r"_forward_kernel .*: reads 16 bytes between the elements of a view: 0 bytes behind the element at byte 396",
     ),
     "dh is read with the last stride of dy": Fault(
-        {"DH_COL=g.stride(2)": "DH_COL=dy.stride(2)"}, ("dh is expanded", 5, 100, torch.float32),
+        {"DH_COL=g.stride(2)": "DH_COL=dy_rows.stride(2)"}, ("dh is expanded", 5, 100, torch.float32),
         r"_backward_kernel .*: reads \d+ bytes outside the tensors: \d+ bytes behind the end of dh_ptr \(5, 1, 100\)",
     ),
     "offsets of inputs in 32 bits": Fault(
