@@ -74,7 +74,8 @@ def findings(tmp_path_factory):
         ("/ D + EPS)", "/ D + tl.full((), EPS, tl.float64)).to(wide)"),
         ("if COLS < D:  # else", "if True:  # else"),
     )
-    half = ('[(triton.cdiv(rstd.numel(), tile["ROWS"]),)]', '[(triton.cdiv(rstd.numel(), 2 * tile["ROWS"]),)]')
+    launch = 'wrap_triton(_forward_kernel)[(triton.cdiv(rstd.numel(), {}tile["ROWS"]),)]'
+    half = launch.format(""), launch.format("2 * ")
     too_little = check_copy(1024, half)
     race = check_copy(65536, ("tl.debug_barrier()", "pass"), step="add_forward")
     copies = too_large, too_much, too_little, race
