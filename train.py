@@ -158,8 +158,9 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
         checkpoint_layers(model)
     wrapped = distributed.divide(model, device, args.fsdp, dtype)
     forward = torch.compile(wrapped) if compiled else wrapped
-    groups = parameter_groups(model, args.weight_decay)
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=True)  # one pass over each weight
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95), fused=True
+    )  # fmt: skip
     if done:
         load_state(args.out / STATE, done, model, optimizer)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32 and not args.fsdp)

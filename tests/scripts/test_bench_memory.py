@@ -156,6 +156,7 @@ def test_the_command_prints_a_row_a_norm_alone_and_in_the_model(workplace, comma
     assert f"| {x + 0.000896:.2f} | {x + 0.000896:.2f} | 1.00 |" in layer_norm
 
 
+@pytest.mark.long
 def test_a_control_that_is_not_found_fails_the_command(workplace, command, monkeypatch):
     monkeypatch.setattr(bench_memory, "doubled", bench_memory.layer_norm)
     done = command(bench_memory.main, *ARGUMENTS, "--norms", "torch", "--device", "cpu")

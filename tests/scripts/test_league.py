@@ -62,6 +62,7 @@ print(json.dumps([asdict(judge.judge(name, "torch", "sm_90", [256])) for name in
 
 
 @needs_triton
+@pytest.mark.long
 def test_norms_are_judged(tmp_path):
     (tmp_path / "made_up.py").write_text(NORM)
     (tmp_path / "made_up_llama.py").write_text(NORM.replace('constexpr("torch")', 'constexpr("llama")'))

@@ -233,11 +233,17 @@ class Ended(Forked):
         self.terminate = lambda: None
 
 
-STREAM = pytest.param("float32", "bfloat16", marks=pytest.mark.skipif(emulated_gpu() is None, reason="--emulate"))
+LONG = pytest.mark.long
+STREAM = [LONG, pytest.mark.skipif(emulated_gpu() is None, reason="--emulate")]
+RUNS = [
+    ("float32", None),
+    pytest.param("bfloat16", None, marks=LONG),
+    pytest.param("float32", "bfloat16", marks=STREAM),
+]
 
 
 @needs_triton
-@pytest.mark.parametrize(("dtype", "norm_dtype"), [("float32", None), ("bfloat16", None), STREAM])
+@pytest.mark.parametrize(("dtype", "norm_dtype"), RUNS)
 def test_a_real_run_finds_the_impostor_and_draws_the_curves(
     tmp_path, monkeypatch, command, pytestconfig, dtype, norm_dtype
 ):

@@ -148,6 +148,7 @@ def test_a_plain_norm_needs_no_triton(tmp_path):
 
 
 @needs_triton
+@pytest.mark.long
 def test_a_triton_kernel_is_counted_on_an_emulated_gpu(tmp_path):
     """Stages 1 and 5 of our own kernels, as compiled for an H100."""
     script = """

@@ -24,7 +24,7 @@ def names_in(path):
 TESTED = {name for path in [*FOLDER.glob("test_*.py"), FOLDER / "by_hand.py"] for name in names_in(path)}
 
 
-@pytest.mark.parametrize("gpu", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("gpu", ["sm_80", pytest.param("sm_100", marks=pytest.mark.long)])
 def test_every_instruction_of_our_kernels_and_the_tutorials_is_tested(compiled, gpu):
     found = compiled(gpu, "forms:names")
     assert len(found["ours"]) > 80

@@ -147,7 +147,7 @@ def test_a_fault_in_our_kernels_is_found(compiled, name):
     assert re.match(fault.message, found), found
 
 
-@pytest.mark.parametrize("gpu", ["sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("gpu", ["sm_90", *(pytest.param(f"sm_{n}", marks=pytest.mark.long) for n in (80, 100, 120))])
 def test_our_kernels_pass(compiled, gpu):
     for run in {fault.run for fault in OURS.values()} if gpu == "sm_90" else {ODD, WIDE}:
         assert compiled(gpu, "watched:ours", {}, *run) == ""

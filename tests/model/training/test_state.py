@@ -124,6 +124,7 @@ def test_ctrl_c_saves_and_a_second_one_a_second_later_ends_at_once(workplace, co
     assert (code, stderr.splitlines()[-1]) == (130, "interrupted")
 
 
+@pytest.mark.long
 def test_a_run_killed_ten_times_at_random_is_the_run_left_alone(workplace):
     run = [*RUN, "--steps", 50, "--save-interval", 1, "--eval-interval", 50, "--norm", "torch"]
     assert runs.finish(workplace, run, "log")[0] == 0
