@@ -258,7 +258,7 @@ def describe(
     if config.attention_dropout:
         say(f"{args.config or TINY.name} has attention_dropout {config.attention_dropout:g}, which is not computed")
     if config.norm:
-        say(f"{config.norm} is not LLaMA's RMSNorm: the checkpoint says so, and other software will refuse it")
+        say(f"{config.norm} is not the RMSNorm of a {config.model_type}: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:
         say(f"{world_size()} processes, {'FSDP2: each holds a shard of the weights' if args.fsdp else 'data parallel'}")
     if args.resume:

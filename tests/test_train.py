@@ -149,7 +149,7 @@ def test_a_run_on_an_emulated_gpu_is_the_references(trained, workplace, monkeypa
 @pytest.mark.parametrize("name", ["scripts.peers:layer_norm", "tests.norms:centered"])
 def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(name, trained, workplace, command):
     _, _, stderr = trained("--norm", name, "--steps", 2)
-    assert f"\n{name} is not LLaMA's RMSNorm" in stderr
+    assert f"\n{name} is not the RMSNorm of a llama" in stderr
     assert f"`python generate.py --ckpt out/model --norm {name}`" in stderr
     for their_class in (transformers.AutoModelForCausalLM, transformers.LlamaForCausalLM):
         with pytest.raises(Exception, match=r"rmsllama|rms_norm_eps"):
@@ -173,7 +173,7 @@ def test_a_norm_that_is_not_rmsnorm_is_said_and_saved_as_what_it_is(name, traine
 @pytest.mark.parametrize("name", ["layer_norm", "layer_norm_bias"])
 def test_a_model_on_layer_norm_learns_and_writes_and_is_refused_elsewhere(name, trained, workplace, command):
     metrics, _, stderr = trained("--norm", name, "--steps", 10, "--lr", "1e-2", "--weight-decay", 10)
-    assert f"\n{name} is not LLaMA's RMSNorm" in stderr
+    assert f"\n{name} is not the RMSNorm of a llama" in stderr
     assert losses(metrics)[-1] < losses(metrics)[0] - 0.3
     config = json.loads((workplace / "out/model/config.json").read_text())
     assert (config["model_type"], config["norm"], config["rms_norm_eps"]) == ("rmsllama", name, None)
@@ -206,7 +206,7 @@ def test_a_norm_that_is_not_the_checkpoints_rmsnorm_is_said_when_it_writes(train
 @pytest.mark.parametrize("norm", ["torch", "torch@float16", "tests.norms:noisy"])
 def test_a_norm_that_rounds_is_still_rmsnorm(norm, trained, workplace):
     _, _, stderr = trained("--norm", norm, "--steps", 1)
-    assert "is not LLaMA's" not in stderr
+    assert "is not the RMSNorm" not in stderr
     assert LlamaConfig.load(workplace / "out/model/config.json").norm is None
 
 
