@@ -321,7 +321,8 @@ def evaluate(
     last = step + 1 == args.steps
     if args.log_norms and (last or step % args.log_norms == 0):
         with autocast:
-            squares = input_mean_squares(model, windows(held_out, starts[:NORM_SEQUENCES], args.block_size).to(device))
+            seen = windows(held_out, starts[:NORM_SEQUENCES], args.block_size)[:, :-1]  # the last is a target alone
+            squares = input_mean_squares(model, seen.to(device))
         found |= zip(NORM_METRICS, distributed.of_all_rows(squares, args.tp).tolist(), strict=True)
     if last or (step + 1) % args.eval_interval == 0:
         total = torch.zeros((), device=device)
