@@ -53,7 +53,7 @@ def parse_args() -> argparse.Namespace:
     add("--out", type=Path, default=Path("out/tiny"), help=out_help)
     add("--resume", action="store_true", help="continue the run in --out with its arguments; flags given here win")
     parser.add_backend_arguments(["float32", "bfloat16"])
-    add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU alone)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU, without --tp)")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}
     add("--fsdp", **switch, help="shard weights and optimizer over the processes of torchrun (FSDP2)")
     add("--tp", type=positive(int), default=1, metavar="N", help="divide each matrix over N processes (tensor parallel)")
@@ -136,7 +136,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     # Check what was asked for, before anything is written.
     dtype = choose_autocast_dtype(args.dtype, device)
     norm = load_backend(args.norm, device)
-    compiled = device.type == "cuda" if args.compile is None else args.compile
+    compiled = device.type == "cuda" and args.tp == 1 if args.compile is None else args.compile
     if compiled:
         check_compilable(args.norm, norm, device)
 

@@ -22,6 +22,8 @@ def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int
             f"--tp {args.tp} divides each matrix among {args.tp} processes, and {n_processes} run; "
             f"start a multiple of {args.tp}: torchrun --nproc-per-node {args.tp} ..., or use another --tp"
         )
+    if args.tp > 1 and getattr(args, "compile", False):
+        raise InputError(f"--compile and --tp {args.tp}: PyTorch compiles a divided model for minutes; leave one out")
     check_divisible(config, args.tp)
     if args.block_size % args.tp:
         raise InputError(f"--tp {args.tp} does not divide --block-size {args.block_size}; use a block that it divides")

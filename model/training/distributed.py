@@ -7,8 +7,10 @@ ranks. In one process all of this does nothing.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
@@ -96,6 +98,7 @@ def divide(model: Llama, device: torch.device, fsdp: bool, tp: int, dtype: torch
             return model
         devices = [device] if device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    _quiet()
     mesh = init_device_mesh(device.type, (n_data, tp), mesh_dim_names=("data", "tensor"))
     if tp > 1:
         model.to(device)
@@ -118,6 +121,12 @@ def check_fsdp(device: torch.device, n_data: int, tp: int) -> None:
         )
     if device.type == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
         raise InputError(f"--fsdp on a CPU does not run in torch {torch.__version__}; use torch 2.13, or leave it out")
+
+
+def _quiet() -> None:
+    """Silence PyTorch's warnings of what we do not do, or do on purpose with a few numbers, in every process."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # an operation in place on its output
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # two collectives for one
 
 
 class TensorParallel(nn.Module):
@@ -202,6 +211,6 @@ def of_all_rows(squares: Tensor, tp: int) -> Tensor:
 
 def whole_weights(model: Llama) -> dict[str, Any]:
     """model.state_dict() with whole tensors in the first process. Call it in all processes."""
-    if not isinstance(model.norm.weight, DTensor):
+    if not isinstance(model, FSDPModule) and not isinstance(model.norm.weight, DTensor):
         return model.state_dict()
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
