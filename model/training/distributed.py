@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -46,8 +46,11 @@ def own_device(name: str) -> torch.device:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Connect the processes for as long as the block runs. Raises InputError in the others when one of them ends."""
+def process_group(device: torch.device, remedy: str = "--resume continues from the last save") -> Iterator[None]:
+    """Connect the processes for as long as the block runs. Raises InputError in the others when one of them ends.
+
+    The error ends in `remedy`, what to do then.
+    """
     if world_size() == 1:
         yield
         return
@@ -60,8 +63,7 @@ def process_group(device: torch.device) -> Iterator[None]:
         if isinstance(error, InputError) or not LOST.search(text):
             raise
         raise InputError(
-            f"another process has ended or cannot be reached ({text[:200]}); look for its own message; "
-            "--resume continues from the last save"
+            f"another process has ended or cannot be reached ({text[:200]}); look for its own message; {remedy}"
         ) from error
     dist.destroy_process_group()
 
@@ -74,6 +76,15 @@ def in_turn(work: Callable[[], T]) -> T:
     for _ in range(rank(), world_size()):
         wait_for_all()
     return result
+
+
+def from_first(work: Callable[[], T]) -> T:
+    """Call `work` in the first process alone, and return its result in all."""
+    if world_size() == 1:
+        return work()
+    result = [work() if rank() == 0 else None]
+    dist.broadcast_object_list(result)
+    return cast(T, result[0])
 
 
 def wait_for_all() -> None:
