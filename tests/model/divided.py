@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import kernels
 from kernels.torch_version import TORCH_2_13
-from model.cli import world_size
+from model.cli import rank, world_size
 from model.config import LlamaConfig
 from model.generation import generate
 from model.llama import Llama
@@ -92,6 +92,21 @@ def against_whole(config, norm="reference", dtype=torch.float64, n_new=6):
     return found
 
 
+def mean():
+    """Difference of gradients over two parts of a batch, each computed by one process, from their mean."""
+    config = config_of("tiny")
+    whole, model = model_of(config, "reference", torch.float64), model_of(config, "reference", torch.float64)
+    batch = torch.randint(config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(1))
+    summed(whole(batch[:, :-1]), batch[:, 1:]).backward()
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    parallelize(model, mesh["tensor"], divide_sequence=True)
+    wrapped, own = distributed.TensorParallel(model, mesh["data"]), batch[rank()][None]
+    with distributed.gradient_sync(wrapped, wanted=True):
+        distributed.whole(summed(wrapped(own[:, :-1]), own[:, 1:])).backward()
+    expected = dict(whole.named_parameters())
+    return max(relative(2 * p.grad.full_tensor(), expected[name].grad) for name, p in model.named_parameters())
+
+
 def relative(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
@@ -104,7 +119,7 @@ def cases(names, norms):
 
 def quick():
     """The cases that every run of the tests has."""
-    return cases(QUICK, PLAIN) | ({"empty": empty()} if TORCH_2_13 else {})
+    return cases(QUICK, PLAIN) | ({"empty": empty()} if TORCH_2_13 else {}) | {"mean": mean()}
 
 
 def empty():

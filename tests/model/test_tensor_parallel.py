@@ -90,6 +90,10 @@ def test_what_the_checks_are_for_shows(results_of):
             assert result[name]["loss of one vocabulary"] > 0.05
 
 
+def test_gradients_are_means_over_the_data(results_of):
+    assert all(result["mean"] < 2 * FLOAT64_BOUND for result in results_of(2, divided.quick))
+
+
 @pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 cannot reshape an empty DTensor")
 def test_a_batch_without_sequences_has_no_gradient(results_of):
     assert [result["empty"] for result in results_of(2, divided.quick)] == [0, 0]

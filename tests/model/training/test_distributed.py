@@ -159,18 +159,28 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(workplace, trained):
     assert f"SIGTERM: saved after step {step}" in (workplace / "0.log").read_text()
 
 
-def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
-    processes = runs.start_connected(workplace, LONG, 3)
+@pytest.mark.parametrize(("n", "more"), [(3, []), (2, ["--tp=2"])])
+def test_a_process_that_dies_ends_the_others_with_a_message(n, more, workplace):
+    processes = runs.start_connected(workplace, [*LONG, *more], n)
     when_saved(processes, workplace / "out/long/state")
     processes[1].kill()
     for process in processes:
         process.join(60)
-    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2]
-    for i, name in ((0, "error: "), (2, "error in process 2: ")):
+    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2][:n]
+    for i, name in ((0, "error: "), (2, "error in process 2: "))[: n - 1]:
         last = (workplace / f"{i}.log").read_text().splitlines()[-1]
         assert last.startswith(f"{name}another process has ended or cannot be reached")
         assert "--resume continues from the last save" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
+
+
+def test_neighbours_compute_one_part_of_the_batch(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    parts = []
+    for i in range(6):
+        monkeypatch.setenv("RANK", str(i))
+        parts.append(distributed.part_of(np.arange(7), tp=2).tolist())
+    assert parts == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4], [5, 6], [5, 6]]
 
 
 def test_fsdp_computes_in_the_dtype_and_reduces_gradients_in_float32(config, make_model, monkeypatch):
