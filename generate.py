@@ -104,7 +104,7 @@ def main() -> None:
     args.device = str(device)
     with (
         distributed.process_group(device, "then start again"),
-        redirect_stdout(sys.stdout if rank() == 0 else open(os.devnull, "w")),  # noqa: SIM115
+        redirect_stdout(sys.stdout if rank() == 0 else open(os.devnull, "w")),
     ):
         # One process reads the prompt and draws the seed, so all of them draw the same tokens.
         args.prompt, args.seed = distributed.from_first(lambda: (read_prompts(args.prompt), seed_of(args)))

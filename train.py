@@ -56,7 +56,9 @@ def parse_args() -> argparse.Namespace:
     add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU, without --tp)")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}
     add("--fsdp", **switch, help="shard weights and optimizer over the processes of torchrun (FSDP2)")
-    add("--tp", type=positive(int), default=1, metavar="N", help="divide each matrix over N processes (tensor parallel)")
+    add(
+        "--tp", type=positive(int), default=1, metavar="N", help="divide each matrix over N processes (tensor parallel)"
+    )
     add("--checkpoint-activations", **switch, help="save memory: recompute each layer in the backward")
     add("--steps", type=positive(int), default=100, help="optimizer steps")
     add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
@@ -327,8 +329,8 @@ def evaluate(
     if last or (step + 1) % args.eval_interval == 0:
         total = torch.zeros((), device=device)
         for some in np.array_split(starts, math.ceil(EVAL_SEQUENCES / args.batch_size)):
+            batch = windows(held_out, distributed.part_of(some, args.tp), args.block_size).to(device)
             with autocast:
-                batch = windows(held_out, distributed.part_of(some, args.tp), args.block_size).to(device)
                 total += distributed.whole(summed_loss(forward, batch))
         found["val_loss"] = distributed.summed(device, total, copies=args.tp)[0] / (EVAL_SEQUENCES * args.block_size)
     return found

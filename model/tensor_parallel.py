@@ -135,9 +135,7 @@ def on_plain_tensors(backend: Backend, gradient: Placement) -> Backend:
         bias = {name: local(tensor) for name, tensor in bias.items()}
         return backend.rms_norm(x, local(weight), eps, **bias)
 
-    def add_rms_norm(
-        x: Tensor, residual: Tensor, weight: Tensor, eps: float, **bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, **bias: Tensor) -> tuple[Tensor, Tensor]:
         bias = {name: local(tensor) for name, tensor in bias.items()}
         return backend.add_rms_norm(x, residual, local(weight), eps, **bias)
 

@@ -536,7 +536,8 @@ def in_two(folder, *arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--temperature", "0", "--prompt", "once", "--prompt", PROMPT], ["--top-p", "0.9", "--prompt", "once"]]
+    "arguments",
+    [["--temperature", "0", "--prompt", "once", "--prompt", PROMPT], ["--top-p", "0.9", "--prompt", "once"]],
 )
 def test_two_processes_write_the_text_of_one_and_once(arguments, checkpoint, command, tmp_path):
     arguments = ["--ckpt", checkpoint, "--dtype", "float32", "--max-new-tokens", "6", "--norm", "reference", *arguments]

@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -150,8 +150,10 @@ class TensorParallel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return self.model(tokens)
 
-    def reduce_gradients(self) -> None:
-        """Sum gradients of rows that other processes have, as a norm's weight has them, and take means over the data."""
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Afterwards add up gradients of which each process has those of its rows, and take means over the data."""
+        yield
         for parameter in self.model.parameters():
             assert isinstance(parameter, DTensor)
             assert isinstance(parameter.grad, DTensor)
@@ -162,17 +164,16 @@ class TensorParallel(nn.Module):
                 own /= self.data.size()
 
 
-@contextmanager
-def gradient_sync(module: nn.Module, wanted: bool) -> Iterator[None]:
+def gradient_sync(module: nn.Module, wanted: bool) -> AbstractContextManager[None]:
     """Context for one forward and backward: skip the gradient all-reduce unless `wanted`.
 
     FSDP always reduces, since gradients that wait are whole ones in every process.
     """
-    waits = isinstance(module, DistributedDataParallel) and not wanted
-    with module.no_sync() if waits else nullcontext():
-        yield
+    if isinstance(module, DistributedDataParallel) and not wanted:
+        return module.no_sync()
     if isinstance(module, TensorParallel) and wanted:
-        module.reduce_gradients()
+        return module.reducing()
+    return nullcontext()
 
 
 def part_of(sequences: np.ndarray, tp: int) -> np.ndarray:

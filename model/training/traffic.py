@@ -32,13 +32,15 @@ def bytes_sent(
     stream = itemsize if fsdp else 4  # bytes of what norms and embedding return
     row = n_tokens * model.config.hidden_size
     n_sublayers, again = 2 * len(model.layers), 2 if recomputed else 1
-    sent = dict.fromkeys(KINDS, 0.0)
+    sent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     if fsdp:  # a layer's weights for the forward and for the backward, the others once
         sent["all-gather of weights"] = n_parts * data * itemsize * (layers + everything)
         sent["reduce-scatter of gradients"] = n_parts * data * 4 * everything
     else:
         sent["all-reduce of gradients"] = 2 * data * 4 * everything
-    sent["all-reduce of gradients"] += 2 * tensor * norms * (itemsize * n_parts if fsdp else 4)  # rows of other processes
+    sent["all-reduce of gradients"] += (
+        2 * tensor * norms * (itemsize * n_parts if fsdp else 4)
+    )  # rows of other processes
     # Each sub-layer gathers its input and scatters its output, and the backward does the opposite. So do the head, with
     # an input alone, and the embedding, with an output alone.
     inputs, outputs = n_sublayers * stream, n_sublayers * itemsize

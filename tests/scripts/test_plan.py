@@ -19,13 +19,14 @@ import kernels
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.training.flops import forward_flops
+from model.training.traffic import bytes_sent
 from scripts.plan import Figures, amount, count, duration, fake_forward, main, saved_bytes, table
 from tests.helpers import CPU, ROOT, needs_triton
 
 CONFIGS = ROOT / "configs"
 RUN = {
     "dtype": "bfloat16", "batch_size": 10, "block_size": 32, "grad_accum": 2, "steps": 1000, "processes": 4,
-    "fsdp": False, "checkpoint_activations": False,
+    "tp": 1, "fsdp": False, "checkpoint_activations": False,
 }  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def real_loss(model, dtype):
 
 def rows_of(text):
     """Label -> (value, note)."""
-    return {line[:22].strip(): (line[22:40].strip(), line[42:]) for line in text.splitlines()}
+    return {line[:32].strip(): (line[32:50].strip(), line[52:]) for line in text.splitlines()}
 
 
 class Storages(TorchDispatchMode):
@@ -208,6 +209,7 @@ def test_every_figure_is_counted_once(config, tied, fsdp, dtype):
         saved_bytes=kept,
         gathered_bytes=(2 if dtype == "bfloat16" else 4) * (tables + layer),
         flops_per_token=3 * forward_flops(model, 32, 1, 32) / 32,
+        sent_bytes=bytes_sent(model, 4, 1, fsdp, 2 if dtype == "bfloat16" else 4, 3 * 32, 2, False),
     )
 
 
@@ -223,12 +225,15 @@ def test_every_figure_is_counted_once(config, tied, fsdp, dtype):
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_table_adds_up(settings, kept, temporaries, tied):
-    figures = Figures(3 * 10**9, 10**9, 2 * 10**9, tied, 2, 12e9, 5 * 10**9, 7e9, 6.05e9)
+    figures = Figures(
+        3 * 10**9, 10**9, 2 * 10**9, tied, 2, 12e9, 5 * 10**9, 7e9, 6.05e9, {"all-reduce of gradients": 8e9}
+    )
     rows = rows_of(table(figures, Namespace(**RUN | settings)))
     tables = "the embedding" if tied else "the embedding and the head"
     assert rows["parameters"] == ("3,000,000,000", f"1,000,000,000 of them in {tables}")
     labels = ["weights", "gradients", "Adam's two moments", "activations", "together"]
     assert [rows[label][0] for label in labels] == ["12.00 GB", "12.00 GB", "24.00 GB", "5.00 GB", "53.00 GB"]
+    assert rows["all-reduce of gradients"][0] == "8.00 GB"
     assert rows["activations"][1].endswith(kept)
     assert rows["together"][1].endswith(temporaries)
     if settings.get("dtype") == "float32":

@@ -10,7 +10,11 @@ TWO = [
     ("tiny", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}, 2, False, torch.bfloat16, True),
     ("tiny-gemma3", {}, 2, False, torch.float32, False),
 ]
-FOUR = [("tiny", {}, 2, False, torch.float32, False), ("tiny", {}, 2, True, torch.bfloat16, True), ("tiny", {}, 2, True, torch.bfloat16, False)]
+FOUR = [
+    ("tiny", {}, 2, False, torch.float32, False),
+    ("tiny", {}, 2, True, torch.bfloat16, True),
+    ("tiny", {}, 2, True, torch.bfloat16, False),
+]
 
 
 def check(results):
