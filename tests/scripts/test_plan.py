@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import kernels
+from kernels.torch_version import TORCH_2_13
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.training.flops import forward_flops
@@ -284,6 +285,34 @@ def test_a_plan_writes_nothing(workplace, command):
     assert "time at 40% MFU" in stdout
     assert "time              " in command(main, *PLAN, "--dtype", "float32")[1]
     assert sorted(workplace.rglob("*")) == before
+
+
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
+def test_a_divided_model_is_planned_by_its_share(workplace, command):
+    whole = rows_of(command(main, *PLAN, "--processes", 2, "--vocab-size", 1000)[1])
+    code, stdout, stderr = command(main, *PLAN, "--processes", 2, "--vocab-size", 1000, "--tp", 2)
+    assert (code, stderr) == (0, "")
+    rows = rows_of(stdout)
+    norms = 5 * 32
+    n_parameters = int(whole["parameters"][0].replace(",", ""))
+    assert rows["parameters"] == whole["parameters"]
+    assert rows["weights"][0] == f"{4 * ((n_parameters - norms) / 2 + norms) / 1e6:.2f} MB"
+    assert rows["all-reduce of gradients"][0] == "0.00 MB"  # of norms alone
+    assert "all-gather of activations" in rows
+    assert "all-gather of activations" not in whole
+    code, _, stderr = command(main, *PLAN, "--processes", 3, "--tp", 2)
+    assert code == 2
+    assert "--tp 2 divides each matrix among 2 processes, and 3 run" in stderr
+
+
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
+def test_the_table_of_growth_is_that_of_single_plans(workplace, command):
+    code, stdout, stderr = command(main, *PLAN, "--tp", 2, "--growth")
+    assert (code, stderr) == (0, "")
+    table = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in stdout.splitlines())}
+    assert list(table) == ["processes", "---", "data", "--fsdp", "--tp 2", "--tp 2 --fsdp"]
+    assert [cell.strip() for cell in table["processes"]] == ["1", "8", "16", "64", "256", "1024"]
+    assert table["--fsdp"][0].strip() == table["--tp 2"][0].strip() == ""  # one process has nothing to divide
 
 
 def test_what_can_not_be_planned_is_refused_in_one_line(workplace, command, monkeypatch):

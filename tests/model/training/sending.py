@@ -10,6 +10,7 @@ from model.cli import world_size
 from model.llama import checkpoint_layers, summed_loss
 from model.training import distributed
 from model.training.traffic import KINDS, bytes_sent
+from scripts.plan import saved_bytes
 from tests.helpers import CPU
 from tests.model.divided import config_of, model_of
 
@@ -62,5 +63,19 @@ def measured(name, more, tp, fsdp, dtype, recomputed, n_parts=2):
     return sent.bytes, planned
 
 
-def cases(arguments):
-    return [measured(*each) for each in arguments]
+def kept(name, dtype, recomputed):
+    """Bytes that autograd keeps in this process for the backward of 3 x 8 tokens, with 2 processes a matrix."""
+    model = model_of(config_of(name), "torch", torch.float32)
+    if recomputed:
+        checkpoint_layers(model)
+    wrapped = distributed.divide(model, CPU, False, 2, dtype)
+
+    def loss():
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return summed_loss(wrapped, torch.zeros(3, 9, dtype=torch.long))
+
+    return saved_bytes(loss, model.parameters())
+
+
+def cases(arguments, of_memory=()):
+    return [measured(*each) for each in arguments], [kept(*each) for each in of_memory]
