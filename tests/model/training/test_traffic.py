@@ -34,11 +34,12 @@ def check(results):
             assert sum(sent.values())
 
 
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 recomputes fewer collectives")
 def test_two_processes_send_and_keep_what_is_planned(tmp_path):
     results = runs.results(tmp_path, sending.cases, 2, TWO, KEPT)
     check(results)
     norm = load_backend("torch", CPU)
-    for i, (name, dtype, recomputed) in enumerate(KEPT if TORCH_2_13 else []):  # before, no plan is made
+    for i, (name, dtype, recomputed) in enumerate(KEPT):
         planned = fake_forward(config_of(name), norm, dtype, 3, 8, recomputed, False, 2)[1]
         assert [kept[i] for _, kept in results] == [planned] * 2
 
