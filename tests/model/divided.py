@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
 import kernels
-from kernels.torch_version import TORCH_2_13
 from model.cli import rank, world_size
 from model.config import LlamaConfig
 from model.generation import generate
@@ -119,7 +118,7 @@ def cases(names, norms):
 
 def quick():
     """The cases that every run of the tests has."""
-    return cases(QUICK, PLAIN) | ({"empty": empty()} if TORCH_2_13 else {}) | {"mean": mean()}
+    return cases(QUICK, PLAIN) | {"empty": empty(), "mean": mean()}
 
 
 def empty():

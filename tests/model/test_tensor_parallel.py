@@ -26,6 +26,9 @@ BACKENDS += ("triton",) if find_spec("triton") else ()
 def results_of(tmp_path_factory):
     """What a function of tests/model/divided.py returns in each of n processes; each call is made once."""
 
+    if not TORCH_2_13:
+        pytest.skip("torch 2.6 confuses the embeddings of several divided models in one process; commands have one")
+
     @functools.cache
     def get(n, function, *arguments):
         return runs.results(tmp_path_factory.mktemp("divided"), function, n, *arguments)
@@ -94,7 +97,6 @@ def test_gradients_are_means_over_the_data(results_of):
     assert all(result["mean"] < 2 * FLOAT64_BOUND for result in results_of(2, divided.quick))
 
 
-@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 cannot reshape an empty DTensor")
 def test_a_batch_without_sequences_has_no_gradient(results_of):
     assert [result["empty"] for result in results_of(2, divided.quick)] == [0, 0]
 
