@@ -3,6 +3,8 @@
 The text goes to stdout as it comes, everything else to stderr. Without --prompt the command continues what it reads
 from standard input; at a terminal, or where that is empty, it begins a text of its own. With --chat it answers; at a
 terminal Ctrl-C stops an answer and Ctrl-D ends the conversation.
+
+    torchrun --nproc-per-node 2 generate.py --prompt "import "      two processes hold half of each matrix (--tp)
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, redirect_stdout, suppress
 
 from kernels import InputError
-from model.cli import Parser, emulate_as_asked, not_negative, positive, run, say, seed
+from model.cli import Parser, emulate_as_asked, not_negative, positive, rank, run, say, seed, world_size
 
 
 def parse_args() -> argparse.Namespace:
@@ -41,6 +43,8 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=seed, help="repeats a run (default: drawn and printed)")
     parser.add_backend_arguments(["float32", "bfloat16", "float16"])
     add("--compile", action="store_true", help="compile the step for a token: seconds at first, then faster")
+    tp_help = "divide each matrix over the N processes that torchrun starts (default: all of them)"
+    add("--tp", type=positive(int), metavar="N", help=tp_help)
     add("--norm-eps", type=positive(float), help="override the checkpoint's rms_norm_eps")
     args = parser.parse_args()
     if args.top_p > 1:
@@ -51,6 +55,14 @@ def parse_args() -> argparse.Namespace:
         raise InputError(
             f"--num-samples is {args.num_samples}, and a chat continues from one answer; leave out one of the two"
         )
+    args.tp = args.tp or world_size()
+    if args.tp != world_size():
+        raise InputError(
+            f"--tp is {args.tp}, and {world_size()} of them run; expected as many processes: "
+            f"torchrun --nproc-per-node {args.tp} generate.py ..."
+        )
+    if args.tp > 1 and args.compile:
+        raise InputError(f"--compile and --tp {args.tp}: the compiled step is for a whole model; leave one of them out")
     emulate_as_asked(args)
     return args
 
@@ -83,9 +95,29 @@ from model.tokenizer.chat import encode_chat
 
 def main() -> None:
     args = parse_args()
+    if args.tp == 1:
+        write(args)
+        return
+    from model.training import distributed  # a second that a single process need not wait
+
+    device = distributed.own_device(args.device)
+    args.device = str(device)
+    with (
+        distributed.process_group(device, "then start again"),
+        redirect_stdout(sys.stdout if rank() == 0 else open(os.devnull, "w")),
+    ):
+        # One process reads the prompt and draws the seed, so all of them draw the same tokens.
+        args.prompt, args.seed = distributed.from_first(lambda: (read_prompts(args.prompt), seed_of(args)))
+        if args.chat and not args.prompt:
+            raise InputError("--chat in several processes has no terminal to read from; give the messages by --prompt")
+        write(args)
+        distributed.wait_for_all()  # torch 2.6 can hang in leaving the group while a collective's tensors are freed
+
+
+def write(args: argparse.Namespace) -> None:
+    """Load the model and write the texts."""
     started = time.perf_counter()
-    if args.seed is None:
-        args.seed = random.randrange(2**32)
+    args.seed = seed_of(args)
     prompts = read_prompts(args.prompt)
     model, tokenizer, end_ids = load(args)
     say(f"loaded in {time.perf_counter() - started:.1f} s")
@@ -93,6 +125,11 @@ def main() -> None:
         chat(args, prompts, model, tokenizer, end_ids)
     else:
         complete(args, prompts or [""], model, tokenizer, end_ids)
+
+
+def seed_of(args: argparse.Namespace) -> int:
+    """The seed of --seed, or one that is drawn."""
+    return random.randrange(2**32) if args.seed is None else args.seed
 
 
 def read_prompts(given: list[str] | None) -> list[str]:
@@ -138,6 +175,13 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
             f"{args.ckpt}: the tokenizer has {tokenizer.vocab_size} pieces and the model {config.vocab_size} "
             "rows; they belong to different models"
         )
+    if args.tp > 1:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from model.tensor_parallel import parallelize
+
+        parallelize(model, init_device_mesh(device.type, (args.tp,)), divide_sequence=False)
+        say(f"{args.tp} processes divide each matrix (tensor parallel)")
     weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     say(f"norm {bound.description}, eps {config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")
     end_ids = load_end_ids(args.ckpt, config)
@@ -237,7 +281,7 @@ def answer(
 def collect(rows: Iterator[list[int | None]], n_texts: int, n_new: int) -> list[list[int]]:
     """Up to `n_new` new ids of each text of a batch, behind a progress bar."""
     texts: list[list[int]] = [[] for _ in range(n_texts)]
-    for new in tqdm(rows, total=n_new, unit="token", leave=False, disable=None):
+    for new in tqdm(rows, total=n_new, unit="token", leave=False, disable=True if rank() else None):
         for text, id in zip(texts, new, strict=True):
             if id is not None:
                 text.append(id)
@@ -288,7 +332,7 @@ def check_memory(model: Llama, n_texts: int, capacity: int) -> None:
 
     Linux would grant the caches one by one, and then kill the process that fills them.
     """
-    config, weight = model.config, model.embed_tokens.weight
+    config, weight = model.local_config, model.embed_tokens.weight
     a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * weight.element_size()
     n_bytes = n_texts * capacity * a_token
     try:

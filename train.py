@@ -6,6 +6,7 @@ minutes on two CPU cores. The result is a checkpoint directory that generate.py 
     python train.py --norm triton --emulate sm_80       run the Triton kernels as compiled for an A100, without one
     python train.py --resume                            continue the run in --out; on a CPU, bit for bit
     torchrun --nproc-per-node 2 train.py                train in two processes; --fsdp shards the weights as well
+    torchrun --nproc-per-node 4 train.py --tp 2         two of them divide each matrix between them (tensor parallel)
     python scripts/plan.py --config configs/llama2-7b.json --processes 8     what such a run needs
 
 Ctrl-C and SIGTERM finish the step, save, and end with exit code 130 and 143 (torchrun's own is 1). Bad input, a full
@@ -52,9 +53,12 @@ def parse_args() -> argparse.Namespace:
     add("--out", type=Path, default=Path("out/tiny"), help=out_help)
     add("--resume", action="store_true", help="continue the run in --out with its arguments; flags given here win")
     parser.add_backend_arguments(["float32", "bfloat16"])
-    add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU alone)")
+    add("--compile", action=argparse.BooleanOptionalAction, help="compile the model (default: on a GPU, without --tp)")
     switch = {"action": argparse.BooleanOptionalAction, "default": False}
     add("--fsdp", **switch, help="shard weights and optimizer over the processes of torchrun (FSDP2)")
+    add(
+        "--tp", type=positive(int), default=1, metavar="N", help="divide each matrix over N processes (tensor parallel)"
+    )
     add("--checkpoint-activations", **switch, help="save memory: recompute each layer in the backward")
     add("--steps", type=positive(int), default=100, help="optimizer steps")
     add("--batch-size", type=positive(int), default=16, help="sequences a step, over all processes")
@@ -134,7 +138,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     # Check what was asked for, before anything is written.
     dtype = choose_autocast_dtype(args.dtype, device)
     norm = load_backend(args.norm, device)
-    compiled = device.type == "cuda" if args.compile is None else args.compile
+    compiled = device.type == "cuda" and args.tp == 1 if args.compile is None else args.compile
     if compiled:
         check_compilable(args.norm, norm, device)
 
@@ -156,7 +160,7 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
     peak_speed = peak_tokens_per_s(about["device_name"], dtype, training_flops(model, args.block_size))
     if args.checkpoint_activations:
         checkpoint_layers(model)
-    wrapped = distributed.divide(model, device, args.fsdp, dtype)
+    wrapped = distributed.divide(model, device, args.fsdp, args.tp, dtype)
     forward = torch.compile(wrapped) if compiled else wrapped
     optimizer = torch.optim.AdamW(
         parameter_groups(model, args.weight_decay), lr=args.lr, betas=(0.9, 0.95), fused=True
@@ -179,10 +183,10 @@ def train(args: argparse.Namespace, config: LlamaConfig, device: torch.device) -
             for group in optimizer.param_groups:
                 group["lr"] = lr
             starts = batch_starts(len(train_tokens), step, args.seed, args.batch_size, args.block_size)
-            batch = windows(train_tokens, distributed.part_of(starts), args.block_size).to(device)
+            batch = windows(train_tokens, distributed.part_of(starts, args.tp), args.block_size).to(device)
             own_loss = accumulate_gradients(wrapped, forward, batch, args, autocast)
             grad_norm = distributed.whole(nn.utils.clip_grad_norm_(model.parameters(), args.grad_clip)).item()
-            loss, stopping = distributed.summed(device, own_loss, bool(caught))
+            loss, stopping = distributed.summed(device, own_loss, bool(caught), copies=args.tp)
             if not math.isfinite(loss + grad_norm):  # clipping by it would write NaN into every weight
                 raise InputError(
                     f"step {step + 1}: the loss is {loss:g} and the gradient's norm {grad_norm:g}; "
@@ -260,7 +264,10 @@ def describe(
     if config.norm:
         say(f"{config.norm} is not the RMSNorm of a {config.model_type}: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:
-        say(f"{world_size()} processes, {'FSDP2: each holds a shard of the weights' if args.fsdp else 'data parallel'}")
+        how = "FSDP2: each holds a shard of the weights" if args.fsdp else "data parallel"
+        if args.tp > 1:
+            how = f"{args.tp} divide each matrix (tensor parallel)" + (f", {how}" if world_size() > args.tp else "")
+        say(f"{world_size()} processes, {how}")
     if args.resume:
         begins = f"resumes after step {done}" if done else "has saved nothing yet: the run begins at step 0"
         say(f"{args.out} {begins}")
@@ -301,8 +308,8 @@ def accumulate_gradients(
     for i, part in enumerate(parts):
         with distributed.gradient_sync(wrapped, wanted=i + 1 == len(parts)):
             with autocast:
-                part_loss = summed_loss(forward, part) / n_targets
-            (part_loss * world_size()).backward()  # the all-reduce averages over processes
+                part_loss = distributed.whole(summed_loss(forward, part)) / n_targets
+            (part_loss * (world_size() // args.tp)).backward()  # the all-reduce averages over parts of the batch
         loss += part_loss.detach()
     return loss
 
@@ -318,14 +325,16 @@ def evaluate(
     last = step + 1 == args.steps
     if args.log_norms and (last or step % args.log_norms == 0):
         with autocast:
-            squares = input_mean_squares(model, windows(held_out, starts[:NORM_SEQUENCES], args.block_size).to(device))
-        found |= zip(NORM_METRICS, squares.tolist(), strict=True)
+            seen = windows(held_out, starts[:NORM_SEQUENCES], args.block_size)[:, :-1]  # the last is a target alone
+            squares = input_mean_squares(model, seen.to(device))
+        found |= zip(NORM_METRICS, distributed.of_all_rows(squares, args.tp).tolist(), strict=True)
     if last or (step + 1) % args.eval_interval == 0:
         total = torch.zeros((), device=device)
         for some in np.array_split(starts, math.ceil(EVAL_SEQUENCES / args.batch_size)):
+            batch = windows(held_out, distributed.part_of(some, args.tp), args.block_size).to(device)
             with autocast:
-                total += summed_loss(forward, windows(held_out, distributed.part_of(some), args.block_size).to(device))
-        found["val_loss"] = distributed.summed(device, total)[0] / (EVAL_SEQUENCES * args.block_size)
+                total += distributed.whole(summed_loss(forward, batch))
+        found["val_loss"] = distributed.summed(device, total, copies=args.tp)[0] / (EVAL_SEQUENCES * args.block_size)
     return found
 
 

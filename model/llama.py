@@ -54,6 +54,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, norm: Backend) -> None:
         super().__init__()
         self.config, norm = config, in_form(norm, config.family.form)
+        self.local_config = config  # of the heads that this process computes (model/tensor_parallel.py)
         rows = torch.empty(config.vocab_size, config.hidden_size)
         if rows.is_meta:  # drawing on the meta device, as nn.Embedding would, makes PyTorch import half a compiler
             self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
@@ -92,7 +93,7 @@ class Llama(nn.Module):
     def new_cache(self, batch_size: int, capacity: int) -> list[KVCache]:
         """One empty cache per layer, for sequences of up to `capacity` tokens."""
         weight = self.embed_tokens.weight
-        return [KVCache(self.config, batch_size, capacity, weight.dtype, weight.device) for _ in self.layers]
+        return [KVCache(self.local_config, batch_size, capacity, weight.dtype, weight.device) for _ in self.layers]
 
     def forward(
         self,

@@ -37,6 +37,19 @@ def checked(x, weight, eps):
     return y
 
 
+def plain(x, weight, eps):
+    """A norm that takes nothing but tensors with memory of their own, as a kernel does."""
+
+    def check(*tensors):
+        assert all(type(tensor) is torch.Tensor and tensor.data_ptr() for tensor in tensors), list(map(type, tensors))
+
+    check(x, weight.detach())
+    y = reference.rms_norm(x, weight, eps)
+    if y.requires_grad:
+        y.register_hook(check)
+    return y
+
+
 def seen(x, weight, eps):
     if torch.is_grad_enabled():  # in training alone
         with Path(f"{rank()}.seeds").open("a") as file:

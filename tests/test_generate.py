@@ -29,6 +29,7 @@ from model.tokenizer import load_tokenizer
 from model.tokenizer.base import Tokenizer
 from model.tokenizer.sentencepiece_model import train_tokenizer
 from tests.helpers import CPU, greedy, needs_triton
+from tests.model.training import runs
 
 PROMPT = "once\n  upon 🙂"
 
@@ -526,3 +527,45 @@ def test_standard_input_that_fails_is_no_empty_prompt(monkeypatch):
 def test_a_prompt_is_utf8_whatever_the_locale(monkeypatch):
     monkeypatch.setattr(os, "fsencode", lambda text: text.encode("ascii", "surrogateescape"))
     assert utf8_text("héllo 漢".encode().decode("ascii", "surrogateescape")) == "héllo 漢"
+
+
+def in_two(folder, *arguments):
+    """Exit codes of generate.py in two processes, and what each has written."""
+    codes = runs.finish_connected(folder, arguments, 2, main=main)
+    return codes, [(folder / f"{i}.log").read_text() for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--temperature", "0", "--prompt", "once", "--prompt", PROMPT], ["--top-p", "0.9", "--prompt", "once"]],
+)
+def test_two_processes_write_the_text_of_one_and_once(arguments, checkpoint, command, tmp_path):
+    arguments = ["--ckpt", checkpoint, "--dtype", "float32", "--max-new-tokens", "6", "--norm", "reference", *arguments]
+    codes, written = in_two(tmp_path, *arguments)
+    assert codes == [0, 0], written
+    assert written[1] == ""
+    assert "2 processes divide each matrix (tensor parallel)\n" in written[0]
+    drawn = re.search(r"seed (\d+)\n", written[0])  # by one of them, for both
+    assert drawn
+    assert command(main, *arguments, "--seed", drawn[1]).out in written[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tp", "4"], "--tp is 4, and 2 of them run; expected as many processes: torchrun --nproc-per-node 4"),
+        (["--compile"], "--compile and --tp 2: the compiled step is for a whole model"),
+        (["--chat"], "--chat in several processes has no terminal to read from"),
+    ],
+)
+def test_what_several_processes_cannot_write_is_refused(arguments, message, checkpoint, tmp_path):
+    codes, written = in_two(tmp_path, "--ckpt", checkpoint, *arguments)
+    assert codes == [2, 2]
+    assert message in written[0].splitlines()[-1]
+    assert "Traceback" not in written[0] + written[1]
+
+
+def test_one_process_cannot_divide_a_model(checkpoint, command):
+    code, out, err = command(main, "--ckpt", checkpoint, "--tp", "2")
+    assert (code, out) == (2, "")
+    assert "--tp is 2, and 1 of them run; expected as many processes" in err

@@ -11,18 +11,30 @@ import torch
 
 from kernels import InputError
 from model.config import LlamaConfig
+from model.tensor_parallel import check_divisible
 from model.training.data_folder import TOKENS, read_prepared
 
 
 def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int) -> None:
-    """Raises InputError where --block-size, --batch-size and --grad-accum fit neither the model nor the processes."""
+    """Raises InputError where --tp, --block-size, --batch-size and --grad-accum fit neither model nor processes."""
+    if n_processes % args.tp:
+        raise InputError(
+            f"--tp {args.tp} divides each matrix among {args.tp} processes, and {n_processes} run; "
+            f"start a multiple of {args.tp}: torchrun --nproc-per-node {args.tp} ..., or use another --tp"
+        )
+    if args.tp > 1 and getattr(args, "compile", False):
+        raise InputError(f"--compile and --tp {args.tp}: PyTorch compiles a divided model for minutes; leave one out")
+    check_divisible(config, args.tp)
+    if args.block_size % args.tp:
+        raise InputError(f"--tp {args.tp} does not divide --block-size {args.block_size}; use a block that it divides")
     if args.block_size > config.max_position_embeddings:
         raise InputError(
             f"--block-size is {args.block_size} and {args.config or 'the default config'} has max_position_embeddings "
             f"{config.max_position_embeddings}; use a block of at most that"
         )
-    if args.grad_accum > args.batch_size // n_processes:
-        shared = f" in each of {n_processes} processes" if n_processes > 1 else ""
+    n_data = n_processes // args.tp
+    if args.grad_accum > args.batch_size // n_data:
+        shared = f" in each of {n_data} processes" if n_data > 1 else ""
         raise InputError(
             f"--batch-size {args.batch_size} has too few sequences for --grad-accum {args.grad_accum} parts{shared}; "
             "expected at least one a part"

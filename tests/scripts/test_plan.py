@@ -16,16 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import kernels
+from kernels.torch_version import TORCH_2_13
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.training.flops import forward_flops
+from model.training.traffic import bytes_sent
 from scripts.plan import Figures, amount, count, duration, fake_forward, main, saved_bytes, table
 from tests.helpers import CPU, ROOT, needs_triton
 
 CONFIGS = ROOT / "configs"
 RUN = {
     "dtype": "bfloat16", "batch_size": 10, "block_size": 32, "grad_accum": 2, "steps": 1000, "processes": 4,
-    "fsdp": False, "checkpoint_activations": False,
+    "tp": 1, "fsdp": False, "checkpoint_activations": False,
 }  # fmt: skip
 
 
@@ -42,7 +44,7 @@ def real_loss(model, dtype):
 
 def rows_of(text):
     """Label -> (value, note)."""
-    return {line[:22].strip(): (line[22:40].strip(), line[42:]) for line in text.splitlines()}
+    return {line[:32].strip(): (line[32:50].strip(), line[52:]) for line in text.splitlines()}
 
 
 class Storages(TorchDispatchMode):
@@ -208,6 +210,7 @@ def test_every_figure_is_counted_once(config, tied, fsdp, dtype):
         saved_bytes=kept,
         gathered_bytes=(2 if dtype == "bfloat16" else 4) * (tables + layer),
         flops_per_token=3 * forward_flops(model, 32, 1, 32) / 32,
+        sent_bytes=bytes_sent(model, 4, 1, fsdp, 2 if dtype == "bfloat16" else 4, 3 * 32, 2, False),
     )
 
 
@@ -223,12 +226,15 @@ def test_every_figure_is_counted_once(config, tied, fsdp, dtype):
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_table_adds_up(settings, kept, temporaries, tied):
-    figures = Figures(3 * 10**9, 10**9, 2 * 10**9, tied, 2, 12e9, 5 * 10**9, 7e9, 6.05e9)
+    figures = Figures(
+        3 * 10**9, 10**9, 2 * 10**9, tied, 2, 12e9, 5 * 10**9, 7e9, 6.05e9, {"all-reduce of gradients": 8e9}
+    )
     rows = rows_of(table(figures, Namespace(**RUN | settings)))
     tables = "the embedding" if tied else "the embedding and the head"
     assert rows["parameters"] == ("3,000,000,000", f"1,000,000,000 of them in {tables}")
     labels = ["weights", "gradients", "Adam's two moments", "activations", "together"]
     assert [rows[label][0] for label in labels] == ["12.00 GB", "12.00 GB", "24.00 GB", "5.00 GB", "53.00 GB"]
+    assert rows["all-reduce of gradients"][0] == "8.00 GB"
     assert rows["activations"][1].endswith(kept)
     assert rows["together"][1].endswith(temporaries)
     if settings.get("dtype") == "float32":
@@ -279,6 +285,34 @@ def test_a_plan_writes_nothing(workplace, command):
     assert "time at 40% MFU" in stdout
     assert "time              " in command(main, *PLAN, "--dtype", "float32")[1]
     assert sorted(workplace.rglob("*")) == before
+
+
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
+def test_a_divided_model_is_planned_by_its_share(workplace, command):
+    whole = rows_of(command(main, *PLAN, "--processes", 2, "--vocab-size", 1000)[1])
+    code, stdout, stderr = command(main, *PLAN, "--processes", 2, "--vocab-size", 1000, "--tp", 2)
+    assert (code, stderr) == (0, "")
+    rows = rows_of(stdout)
+    norms = 5 * 32
+    n_parameters = int(whole["parameters"][0].replace(",", ""))
+    assert rows["parameters"] == whole["parameters"]
+    assert rows["weights"][0] == f"{4 * ((n_parameters - norms) / 2 + norms) / 1e6:.2f} MB"
+    assert rows["all-reduce of gradients"][0] == "0.00 MB"  # of norms alone
+    assert "all-gather of activations" in rows
+    assert "all-gather of activations" not in whole
+    code, _, stderr = command(main, *PLAN, "--processes", 3, "--tp", 2)
+    assert code == 2
+    assert "--tp 2 divides each matrix among 2 processes, and 3 run" in stderr
+
+
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
+def test_the_table_of_growth_is_that_of_single_plans(workplace, command):
+    code, stdout, stderr = command(main, *PLAN, "--tp", 2, "--growth")
+    assert (code, stderr) == (0, "")
+    table = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in stdout.splitlines())}
+    assert list(table) == ["processes", "---", "data", "--fsdp", "--tp 2", "--tp 2 --fsdp"]
+    assert [cell.strip() for cell in table["processes"]] == ["1", "8", "16", "64", "256", "1024"]
+    assert table["--fsdp"][0].strip() == table["--tp 2"][0].strip() == ""  # one process has nothing to divide
 
 
 def test_what_can_not_be_planned_is_refused_in_one_line(workplace, command, monkeypatch):

@@ -1,7 +1,11 @@
-"""train.py in processes of its own, which a test may kill, limit or connect: forked from one that knows torch."""
+"""Commands and functions in processes of their own, which a test may kill, limit or connect.
+
+All are forked from one process that knows torch.
+"""
 
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -12,6 +16,7 @@ import torch
 
 import train
 from model.cli import run
+from model.training.distributed import process_group
 
 # The server that forks imports this file by name; without its path it can't, and every child would import torch again.
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -23,9 +28,9 @@ PRELOADED += [f"model.{name}" for name in ("tokenizer", "training.curves", "trai
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
-def start(folder, arguments, log, environment=(), largest_file=None, dies_at=None):
+def start(folder, arguments, log, environment=(), largest_file=None, dies_at=None, main=train.main):
     """Begin a run in `folder` with its output in the file `log`; returns the process."""
-    what = (folder, arguments, log, environment, largest_file, dies_at)
+    what = (folder, arguments, log, environment, largest_file, dies_at, main)
     process = CONTEXT.Process(target=_run, args=what, daemon=True)  # ends with a test that fails while it runs
     process.start()
     return process
@@ -65,20 +70,43 @@ def finish_connected(folder, arguments, n, **options):
     return [process.exitcode for process in processes]
 
 
-def _run(folder, arguments, log, environment, largest_file, dies_at):
+def results(folder, function, n, *arguments):
+    """What a function returns in each of n connected processes."""
+    processes = []
+    for i, place in enumerate(places(n)):
+        what = (folder, function, arguments, folder / f"{i}.log", place, folder / f"{i}.pickle")
+        processes.append(CONTEXT.Process(target=_call, args=what, daemon=True))
+        processes[-1].start()
+    for i, process in enumerate(processes):
+        process.join(120)
+        assert process.exitcode == 0, (folder / f"{i}.log").read_text()
+    return [pickle.loads((folder / f"{i}.pickle").read_bytes()) for i in range(n)]
+
+
+def _call(folder, function, arguments, log, environment, path):
+    _begin(folder, log, environment)
+    with process_group(torch.device("cpu")):
+        path.write_bytes(pickle.dumps(function(*arguments)))
+
+
+def _begin(folder, log, environment):
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)
     os.environ.update(environment)
     torch.set_num_threads(1)
+
+
+def _run(folder, arguments, log, environment, largest_file, dies_at, main):
+    _begin(folder, log, environment)
     if largest_file:  # in place of a full disk: writing on ends in an OSError as it does there
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     if dies_at:
         _die_at(dies_at)
-    sys.argv = ["train.py", *map(str, arguments)]
-    run(train.main)
+    sys.argv = [f"{main.__module__}.py", *map(str, arguments)]
+    run(main)
 
 
 def _die_at(call):

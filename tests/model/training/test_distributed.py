@@ -19,11 +19,13 @@ from model.training.distributed import finite, process_group
 from model.training.run_folder import newest_step
 from tests.helpers import CPU, ROOT, losses, metrics_of, train_dtype
 from tests.model.training import runs
+from train import NORM_METRICS
 
 RUN = "--config config.json --data text.txt --block-size 16 --batch-size 7 --norm torch".split()  # noqa: SIM905
 RUN += ["--dtype", train_dtype()]
 CONSTANT = ["--lr", "1e-3", "--min-lr", "1e-3", "--warmup", "1"]  # a rate that the number of steps doesn't change
 HAS_FSDP = hasattr(torch.cpu.Stream, "record_event")
+DIVIDED = {"--fsdp", "--tp=2"}  # what divides the weights
 needs_fsdp = pytest.mark.skipif(not HAS_FSDP, reason="no FSDP2 on a CPU in this torch")
 
 
@@ -43,6 +45,9 @@ def same_run(got, expected, controls=()):
     assert metrics_of(got)[-1]["val_loss"] == pytest.approx(metrics_of(expected)[-1]["val_loss"], rel=1e-6)
     norms, reference_norms = ([line["grad_norm"] for line in metrics_of(folder)] for folder in (got, expected))
     assert norms == pytest.approx(reference_norms, rel=1e-5)
+    for line, reference in zip(metrics_of(got), metrics_of(expected), strict=True):
+        for name in line.keys() & set(NORM_METRICS):
+            assert line[name] == pytest.approx(reference[name], rel=1e-5)
     for name, weight in weights.items():
         torch.testing.assert_close(weight, reference_weights[name], rtol=1e-3, atol=1e-5, msg=name)
 
@@ -62,18 +67,20 @@ def distance(a, b):
 
 @pytest.fixture
 def controls(trained, workplace):
-    """Runs of one process that are as right as `run`: the batch summed in other parts, and with FSDP's bfloat16 stream.
+    """Runs of one process that are as right as `run`: the batch summed in other parts, and with a bfloat16 stream.
+
+    FSDP has such a stream, and tensor parallel adds up bfloat16 parts of what goes into it.
 
     None in float32, where 1e-6 is the measure.
     """
 
-    def train_them(run, fsdp):
-        ways = [["--grad-accum", "2"], ["--grad-accum", "7"], *([["--norm", "torch@bfloat16"]] if fsdp else [])]
+    def train_them(run, narrow):
+        ways = [["--grad-accum", "2"], ["--grad-accum", "7"], *([["--norm", "torch@bfloat16"]] if narrow else [])]
         for i, way in enumerate(ways if train_dtype() == "bfloat16" else []):
-            trained(*(argument for argument in run if argument != "--fsdp"), *way, out=f"out/control{i}")
+            trained(*(argument for argument in run if argument not in DIVIDED), *way, out=f"out/control{i}")
             yield workplace / f"out/control{i}"
 
-    return lambda run, fsdp: list(train_them(run, fsdp))
+    return lambda run, narrow: list(train_them(run, narrow))
 
 
 @pytest.mark.parametrize(
@@ -83,17 +90,23 @@ def controls(trained, workplace):
         (3, []),
         pytest.param(2, ["--fsdp", "--grad-accum", "2", "--checkpoint-activations"], marks=needs_fsdp),
         pytest.param(3, ["--fsdp", "--log-norms", "2"], marks=needs_fsdp),
+        (2, ["--log-norms", "2", "--checkpoint-activations", "--tp=2"]),
+        pytest.param(4, ["--grad-accum", "2", "--tp=2"], marks=pytest.mark.long),
+        pytest.param(4, ["--fsdp", "--log-norms", "2", "--tp=2"], marks=[needs_fsdp, pytest.mark.long]),
     ],
 )
 def test_n_processes_give_the_run_of_one(n, more, workplace, trained, controls):
     run = [*RUN, *more, "--steps", "4"]
-    trained(*(argument for argument in run if argument != "--fsdp"), out="out/one")
+    trained(*(argument for argument in run if argument not in DIVIDED), out="out/one")
     codes = runs.finish_connected(workplace, [*run, "--out", "out/several"], n)
     assert codes == [0] * n, (workplace / "0.log").read_text()
-    same_run(workplace / "out/several", workplace / "out/one", controls(run, "--fsdp" in more))
+    same_run(workplace / "out/several", workplace / "out/one", controls(run, not DIVIDED.isdisjoint(more)))
     assert json.loads((workplace / "out/several/run.json").read_text())["processes"] == n
     output = [(workplace / f"{i}.log").read_text() for i in range(n)]
-    assert f"{n} processes, {'FSDP2' if '--fsdp' in more else 'data parallel'}" in output[0]
+    how = ["2 divide each matrix (tensor parallel)"] * ("--tp=2" in more)
+    if not how or n > 2:
+        how.append("FSDP2: each holds a shard of the weights" if "--fsdp" in more else "data parallel")
+    assert f"{n} processes, {', '.join(how)}\n" in output[0]
     assert output[1:] == [""] * (n - 1)  # one of them speaks for all
 
 
@@ -103,9 +116,23 @@ def test_a_run_resumes_in_another_number_of_processes(workplace, trained, comman
     trained(*run, "--steps", "6", out="out/one")
     out = ["--out", "out/several"]
     assert runs.finish_connected(workplace, [*run, *out, "--steps", "2", *more], 3) == [0] * 3
-    assert runs.finish_connected(workplace, ["--resume", *out, "--steps", "4", "--no-fsdp"], 2) == [0] * 2
-    assert command(train.main, "--resume", *out, "--steps", "6")[0] == 0
+    assert runs.finish_connected(workplace, ["--resume", *out, "--steps", "4", "--no-fsdp", "--tp=2"], 2) == [0] * 2
+    assert command(train.main, "--resume", *out, "--steps", "6", "--tp=1")[0] == 0
     same_run(workplace / "out/several", workplace / "out/one", controls([*run, "--steps", "6"], HAS_FSDP))
+
+
+@pytest.mark.long
+@needs_fsdp
+def test_a_divided_run_resumes_in_every_layout(workplace, trained, controls):
+    run = [*RUN, *CONSTANT]
+    trained(*run, "--steps", "5", out="out/one")
+    out = ["--out", "out/several"]
+    ways = [(2, ["--tp=2"]), (4, ["--tp=2", "--fsdp"]), (2, ["--tp=1", "--fsdp"]), (4, ["--tp=2", "--no-fsdp"])]
+    for steps, (n, way) in enumerate(ways, 2):
+        begins = ["--resume"] if steps > 2 else run
+        codes = runs.finish_connected(workplace, [*begins, *out, "--steps", steps, *way], n)
+        assert codes == [0] * n, (workplace / "0.log").read_text()
+    same_run(workplace / "out/several", workplace / "out/one", controls([*run, "--steps", "5"], True))
 
 
 def when_saved(processes, state):
@@ -132,27 +159,37 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(workplace, trained):
     assert f"SIGTERM: saved after step {step}" in (workplace / "0.log").read_text()
 
 
-def test_a_process_that_dies_ends_the_others_with_a_message(workplace):
-    processes = runs.start_connected(workplace, LONG, 3)
+@pytest.mark.parametrize(("n", "more"), [(3, []), (2, ["--tp=2"])])
+def test_a_process_that_dies_ends_the_others_with_a_message(n, more, workplace):
+    processes = runs.start_connected(workplace, [*LONG, *more], n)
     when_saved(processes, workplace / "out/long/state")
     processes[1].kill()
     for process in processes:
         process.join(60)
-    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2]
-    for i, name in ((0, "error: "), (2, "error in process 2: ")):
+    assert [process.exitcode for process in processes] == [2, -signal.SIGKILL, 2][:n]
+    for i, name in ((0, "error: "), (2, "error in process 2: "))[: n - 1]:
         last = (workplace / f"{i}.log").read_text().splitlines()[-1]
         assert last.startswith(f"{name}another process has ended or cannot be reached")
         assert "--resume continues from the last save" in last
         assert "Traceback" not in (workplace / f"{i}.log").read_text()
 
 
+def test_neighbours_compute_one_part_of_the_batch(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    parts = []
+    for i in range(6):
+        monkeypatch.setenv("RANK", str(i))
+        parts.append(distributed.part_of(np.arange(7), tp=2).tolist())
+    assert parts == [[0, 1, 2], [0, 1, 2], [3, 4], [3, 4], [5, 6], [5, 6]]
+
+
 def test_fsdp_computes_in_the_dtype_and_reduces_gradients_in_float32(config, make_model, monkeypatch):
     policies = []
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(distributed, "init_device_mesh", lambda *shape: None)
+    monkeypatch.setattr(distributed, "init_device_mesh", lambda *shape, mesh_dim_names: {"data": None})
     monkeypatch.setattr(distributed, "fully_shard", lambda module, mesh, mp_policy: policies.append(mp_policy))
     monkeypatch.setattr(torch.cpu.Stream, "record_event", None, raising=False)  # torch 2.6 lacks it
-    distributed.divide(make_model(config), CPU, fsdp=True, dtype=torch.bfloat16)
+    distributed.divide(make_model(config), CPU, fsdp=True, tp=1, dtype=torch.bfloat16)
     dtypes = [(policy.param_dtype, policy.reduce_dtype) for policy in policies]
     assert dtypes == [(torch.bfloat16, torch.float32)] * (config.num_hidden_layers + 1)  # each layer, and the rest
 
@@ -250,6 +287,11 @@ def test_torchrun_ends_when_a_process_dies(workplace):
             ["--grad-accum", "4"],
             "--batch-size 7 has too few sequences for --grad-accum 4 parts in each of 2 processes",
         ),
+        (1, ["--tp=2"], "--tp 2 divides each matrix among 2 processes, and 1 run; start a multiple of 2: torchrun"),
+        (2, ["--tp=4"], "--tp 4 divides each matrix among 4 processes, and 2 run"),
+        (2, ["--tp=2", "--fsdp"], "--fsdp divides the weights among processes, beside the 2 of --tp; start several"),
+        (2, ["--tp=2", "--compile"], "--compile and --tp 2: PyTorch compiles a divided model for minutes"),
+        (2, ["--tp=2", "--block-size", "15"], "--tp 2 does not divide --block-size 15"),
         (2, ["--data", "nothing.txt"], "--data nothing.txt does not exist"),
     ],
 )
