@@ -262,7 +262,8 @@ def describe(
     if config.attention_dropout:
         say(f"{args.config or TINY.name} has attention_dropout {config.attention_dropout:g}, which is not computed")
     if config.norm:
-        say(f"{config.norm} is not the RMSNorm of a {config.model_type}: the checkpoint says so, and other software will refuse it")
+        wrong = f"{config.norm} is not the RMSNorm of a {config.model_type}"
+        say(f"{wrong}: the checkpoint says so, and other software will refuse it")
     if world_size() > 1:
         how = "FSDP2: each holds a shard of the weights" if args.fsdp else "data parallel"
         if args.tp > 1:
