@@ -169,8 +169,11 @@ class Attention(nn.Module):
 
 
 def normalize_heads(x: Tensor, norm: RMSNorm) -> Tensor:
-    """q or k, (B, T, n_heads * head_dim): each head on its own or all together, as wide as the norm's weight is."""
-    rows = x.unflatten(-1, (-1, norm.weight.numel()))
+    """q or k, (B, T, n_heads * head_dim): each head on its own or all together, as wide as the norm's weight is.
+
+    In tensor parallel x holds this process's heads, and may be a part of a row that is all of them.
+    """
+    rows = x.unflatten(-1, (-1, min(norm.weight.numel(), x.size(-1))))
     return norm(rows)[0].flatten(-2)
 
 

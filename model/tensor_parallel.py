@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 
 from kernels import Backend, InputError
+from kernels.split import split_hidden
 from model.config import LlamaConfig
 from model.llama import Llama
 from model.norm import RMSNorm
@@ -35,11 +36,6 @@ from model.norm import RMSNorm
 
 def check_divisible(config: LlamaConfig, n: int) -> None:
     """Raises InputError where the model cannot be divided over `n` processes."""
-    if n > 1 and config.family.qk_norm == "all":
-        raise InputError(
-            f"--tp {n}: model_type {config.model_type} normalises all heads together, which tensor parallel divides; "
-            "this norm over processes is not computed; leave --tp out, or use --fsdp"
-        )
     for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         if getattr(config, key) % n:
             raise InputError(f"--tp {n} does not divide {key} {getattr(config, key)}; use a --tp that does")
@@ -54,8 +50,9 @@ def parallelize(model: Llama, mesh: DeviceMesh, divide_sequence: bool) -> None:
     n, config = mesh.size(), model.config
     check_divisible(config, n)
     stream = Shard(1) if divide_sequence else Replicate()  # layout of x and residual, (B, T, hidden_size)
-    own_rows = SharedWeight(Partial() if divide_sequence else Replicate())
-    own_heads = SharedWeight(Partial())
+    own_rows = NormWeight(Replicate(), Partial() if divide_sequence else Replicate())
+    # OLMo 2 normalises all heads together, and a process has some of them: of the row, and of the weight.
+    heads = NormWeight(Shard(0), Shard(0)) if config.family.qk_norm == "all" else NormWeight(Replicate(), Partial())
     plan = {
         "embed_tokens": ArrivedRowwise(input_layouts=Replicate(), output_layouts=stream),
         "norm": own_rows,
@@ -64,7 +61,7 @@ def parallelize(model: Llama, mesh: DeviceMesh, divide_sequence: bool) -> None:
         plan["lm_head"] = ColwiseParallel()
     for name, module in model.named_modules():
         if isinstance(module, RMSNorm):
-            plan[name] = own_heads if name.endswith(("q_norm", "k_norm")) else own_rows
+            plan[name] = heads if name.endswith(("q_norm", "k_norm")) else own_rows
         elif name.endswith("attention"):
             plan[name] = whole_input(stream, 3)
         elif name.endswith("feed_forward"):
@@ -84,8 +81,8 @@ def parallelize(model: Llama, mesh: DeviceMesh, divide_sequence: bool) -> None:
     if not divide_sequence:
         whole = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
         parallelize_module(model, mesh, whole)
-    heads = {key: getattr(config, key) // n for key in ("num_attention_heads", "num_key_value_heads")}
-    model.local_config = replace(config, **heads)
+    own = {key: getattr(config, key) // n for key in ("num_attention_heads", "num_key_value_heads")}
+    model.local_config = replace(config, **own)
 
 
 def whole_input(stream: Placement, n_inputs: int) -> PrepareModuleInput:
@@ -105,22 +102,26 @@ class ArrivedRowwise(RowwiseParallel):
         return output.redistribute(placements=output_layouts).to_local()
 
 
-class SharedWeight(ParallelStyle):
-    """A norm whose weight every process holds, on rows of its own; a backend of any kind gets plain tensors.
+class NormWeight(ParallelStyle):
+    """A norm's weight in `layout`, for a backend of any kind, which gets plain tensors.
 
-    `gradient` is the layout of what a process computes as the weight's gradient: Partial, to be summed, where the
-    processes have different rows. distributed.reduce_gradients does that sum, or FSDP.
+    Replicate: every process holds the weight, and has whole rows, of its own or of its own heads. Shard: it holds a
+    part, and has that part of every row (kernels/split.py). `gradient` is the layout of what a process computes as the
+    weight's gradient: Partial, to be summed, where the processes have different rows. TensorParallel.reduce_gradients
+    does that sum, or FSDP. Raises InputError for a backend that computes no part of a row.
     """
 
-    def __init__(self, gradient: Placement) -> None:
+    def __init__(self, layout: Placement, gradient: Placement) -> None:
         super().__init__()
-        self.gradient = gradient
+        self.layout, self.gradient = layout, gradient
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, RMSNorm)
+        if isinstance(self.layout, Shard):
+            module.backend = split_hidden(module.backend, device_mesh.get_group(), module.weight.numel())
         for name, parameter in module.named_parameters():
-            whole = nn.Parameter(distribute_tensor(parameter.data, device_mesh, [Replicate()]))
-            module.register_parameter(name, whole)
+            own = nn.Parameter(distribute_tensor(parameter.data, device_mesh, [self.layout]))
+            module.register_parameter(name, own)
         module.backend = on_plain_tensors(module.backend, self.gradient)
         return module
 

@@ -302,6 +302,11 @@ def main() -> None:
         config = replace(config, vocab_size=args.vocab_size)
     if not args.growth:
         check_shapes(args, config, args.processes)
+    if (args.tp > 1 or args.growth) and config.family.qk_norm == "all":
+        raise InputError(
+            f"{args.config} has a norm over all heads, whose sums over processes are not counted here; leave --tp and "
+            "--growth out, or name another model"
+        )
     norm = load_backend(args.norm, torch.device("cpu"))
     print(growth(config, norm, args) if args.growth else table(count(config, norm, args), args))
 

@@ -17,12 +17,13 @@ from tests.helpers import CPU, ROOT, draw_weights, likeliest, texts
 
 FAMILIES = {
     "llama": ("tiny", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    **{name: (f"tiny-{name}", {}) for name in ("qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite")},
+    **{name: (f"tiny-{name}", {}) for name in ("qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "olmo2")},
     "llama by 3": ("tiny", {"num_attention_heads": 6, "num_key_value_heads": 3}),
 }
-QUICK = ["llama", "gemma3"]  # biases and tied embeddings; norms of heads, and on both sides of a sub-layer
+# Biases and tied embeddings; norms of heads, and on both sides of a sub-layer; a norm that is divided.
+QUICK = ["llama", "gemma3", "olmo2"]
 PLAIN = ["tests.norms:plain"]
-WRITE = ("llama", "gemma2", "llama by 3")  # of which tokens are compared too, which takes seconds
+WRITE = ("llama", "gemma2", "olmo2", "llama by 3")  # of which tokens are compared too, which takes seconds
 SIZES = {"hidden_size": 24, "intermediate_size": 48, "vocab_size": 60, "max_position_embeddings": 64}
 PROMPTS = [[1, 5, 7, 9], [1, 4], [1, 2, 3, 4, 5, 6, 7]]
 

@@ -305,6 +305,13 @@ def test_a_divided_model_is_planned_by_its_share(workplace, command):
     assert "--tp 2 divides each matrix among 2 processes, and 3 run" in stderr
 
 
+@pytest.mark.parametrize("flags", [["--processes", 2, "--tp", 2], ["--growth"]])
+def test_a_norm_over_all_heads_is_not_counted(flags, command):
+    code, stdout, stderr = command(main, "--config", ROOT / "configs/tiny-olmo2.json", *flags)
+    assert (code, stdout) == (2, "")
+    assert "tiny-olmo2.json has a norm over all heads, whose sums over processes are not counted here" in stderr
+
+
 @pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
 def test_the_table_of_growth_is_that_of_single_plans(workplace, command):
     code, stdout, stderr = command(main, *PLAN, "--tp", 2, "--growth")
