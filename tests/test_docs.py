@@ -8,8 +8,10 @@ import shlex
 import sys
 
 import pytest
+import torch
 
-from tests.helpers import ROOT
+from kernels import reference
+from tests.helpers import ROOT, needs_compiler
 
 PAGE = ROOT / "docs" / "rmsnorm.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -28,6 +30,23 @@ def test_the_code_on_the_page_is_that_of_the_file(file, names, code):
             found = getattr(found, part)
         sources.append(inspect.cleandoc("\n" + inspect.getsource(getattr(found, "fn", found))))
     assert code.strip() == "\n\n\n".join(sources)
+
+
+@needs_compiler
+def test_the_norm_on_the_page_keeps_its_inputs_alone():
+    [code] = re.findall(r"```python\n# recompute.py[^\n]*\n(.*?)```", TEXT, re.DOTALL)
+    found: dict = {}
+    exec(code, found)
+    x, weight = (torch.randn(*shape, requires_grad=True) for shape in ((5, 48), (48,)))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        y = found["rms_norm"](x, weight, 3e-3)
+    assert {tensor.shape for tensor in kept} == {x.shape, weight.shape}  # and no row's root
+    expected = reference.rms_norm(x, weight, 3e-3)
+    torch.testing.assert_close(y, expected)
+    dy = torch.randn(5, 48)
+    gradients = (torch.autograd.grad(each, (x, weight), dy) for each in (y, expected))
+    torch.testing.assert_close(*gradients)
 
 
 def test_the_examples_on_the_page_give_what_stands_there():
