@@ -8,10 +8,19 @@ contract's, so a model that is trained with it is saved as one that no other sof
 
 from __future__ import annotations
 
+import inspect
+
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels import Backend
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
     """x (..., D), weight and bias (D,) -> LayerNorm of x, in x's dtype."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def is_layer_norm(backend: Backend) -> bool:
+    """True for layer_norm under whichever name, with a bias or without, also on rounded inputs."""
+    return inspect.unwrap(backend.rms_norm) is layer_norm
