@@ -2,7 +2,8 @@
 
 The checkpoint's perplexity (scripts/perplexity.py) is measured with its own eps and with one of every decade. Beside it
 stands the share of the norms' input rows that eps reaches: those that it makes smaller by 1 % or more, since their
-mean square is less than 49.25 times eps. The picture has that share by norm, from the first layer to the last one.
+mean square (in a LayerNorm, their variance) is less than 49.25 times eps. The picture has that share by norm, from the
+first layer to the last one.
 
 A wrong eps does nothing as long as all rows are large beside it, and the perplexity turns where it reaches them. Where
 that is depends on how large this model's rows are, so a sweep of one model says nothing about another.
