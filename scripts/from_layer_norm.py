@@ -112,13 +112,13 @@ def refuse_others(model: Any) -> None:
 
     wanted = "expected a GPT2LMHeadModel without cross attention, on LayerNorm"
     if not isinstance(model, GPT2LMHeadModel):
-        raise InputError(f"the model is a {type(model).__name__}; {wanted}")
+        raise InputError(f"the model is of type {type(model).__name__}; {wanted}")
     if model.config.add_cross_attention:
         raise InputError(f"the model has cross attention, which reads and writes the stream too; {wanted}")
     network = model.transformer
     for norm in (*(norm for block in network.h for norm in (block.ln_1, block.ln_2)), network.ln_f):
         if not isinstance(norm, nn.LayerNorm):
-            raise InputError(f"a norm of the model is a {type(norm).__name__}; {wanted}")
+            raise InputError(f"the model has a norm of type {type(norm).__name__}; {wanted}")
 
 
 def writers(model: Any) -> Iterable[nn.Module]:

@@ -85,9 +85,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         parser.set_defaults(**dict.fromkeys(QUICK))
-        given = [f"--{name}" for name, value in vars(parser.parse_args()).items() if name in QUICK and value is not None]
-        if given:
-            raise InputError(f"--quick chooses {', '.join(given)} itself; leave one of the two out")
+        given = vars(parser.parse_args())
+        beside = [f"--{name}" for name in QUICK if given[name] is not None]
+        if beside:
+            raise InputError(f"--quick chooses {', '.join(beside)} itself; leave one of the two out")
         vars(args).update(QUICK)
     if args.seeds < 2:
         raise InputError(f"--seeds is {args.seeds}; expected 2 or more, since differences are told from their spread")

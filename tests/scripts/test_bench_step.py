@@ -73,7 +73,7 @@ def test_the_models_are_the_same_and_compute_in_the_dtype_asked_for(dtype, monke
     [
         (["--norms", "nothing"], "no norm backend is called 'nothing'"),
         (["--config", "nowhere.json"], "nowhere.json"),
-        (["--config", str(ROOT / "configs/tiny-gemma.json"), "--norms", "layer_norm"], "norm 'layer_norm' does not take"),
+        (["--config", str(ROOT / "configs/tiny-gemma.json"), "--norms", "layer_norm"], "norm 'layer_norm' does not"),
         (["--config", "on_layer_norm.json", "--norms", "torch"], "on_layer_norm.json has norm layer_norm; expected"),
         (["--block-size", "1025", "--norms", "torch"], "--block-size is 1025; expected at most 1024, the model's"),
         (["--norms", "reference", "--emulate", "sm_90"], "--emulate"),

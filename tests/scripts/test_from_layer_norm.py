@@ -79,9 +79,9 @@ def test_what_would_become_another_function_is_refused_and_left_as_it_is(gpt2):
     own_norm.transformer.h[1].ln_2 = nn.RMSNorm(48)
     crossed = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, add_cross_attention=True)
     cases = {
-        "is a GPT2Model": gpt2.transformer,
+        "is of type GPT2Model": gpt2.transformer,
         "has cross attention": transformers.GPT2LMHeadModel(crossed),
-        "is a RMSNorm": own_norm,
+        "has a norm of type RMSNorm": own_norm,
     }
     for said, model in cases.items():
         before = deepcopy(model.state_dict())
@@ -89,7 +89,7 @@ def test_what_would_become_another_function_is_refused_and_left_as_it_is(gpt2):
             from_layer_norm.to_rms_norm(model, backend)
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     from_layer_norm.to_rms_norm(gpt2, backend)
-    with pytest.raises(InputError, match="a norm of the model is a Normed; expected"):
+    with pytest.raises(InputError, match="the model has a norm of type Normed; expected"):
         from_layer_norm.to_rms_norm(gpt2, backend)
 
 

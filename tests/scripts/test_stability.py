@@ -295,7 +295,7 @@ def test_the_panels_show_what_was_measured(monkeypatch, tmp_path):
         (["--norms", ","], "--norms is empty"),
         (["--lrs", "0.1,x"], "'x' is not a positive number"),
         (["--seeds", "1"], "--seeds is 1; expected 2 or more"),
-        (["--quick"], "--quick chooses --lrs, --at, --seeds, --steps itself; leave one of the two out"),
+        (["--quick"], "--quick chooses --steps, --seeds, --lrs, --at itself; leave one of the two out"),
     ],
 )
 def test_bad_input_is_one_line(more, said, monkeypatch):
