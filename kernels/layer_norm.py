@@ -9,11 +9,10 @@ contract's, so a model that is trained with it is saved as one that no other sof
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
-
-from kernels import Backend
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
@@ -21,6 +20,6 @@ def layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def is_layer_norm(backend: Backend) -> bool:
-    """True for layer_norm under whichever name, with a bias or without, also on rounded inputs."""
-    return inspect.unwrap(backend.rms_norm) is layer_norm
+def is_layer_norm(norm: Callable[..., Tensor]) -> bool:
+    """True for a backend's function if it is layer_norm, under whichever name, also on rounded inputs."""
+    return inspect.unwrap(norm) is layer_norm

@@ -96,7 +96,7 @@ def watched_inputs(model: nn.Module, look: Callable[[RMSNorm, Tensor], None]) ->
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
         assert isinstance(norm, RMSNorm)
         rows = output[1].detach().float()
-        look(norm, rows.var(-1, correction=0) if is_layer_norm(norm.backend) else rows.square().mean(-1))
+        look(norm, rows.var(-1, correction=0) if is_layer_norm(norm.backend.rms_norm) else rows.square().mean(-1))
 
     hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, RMSNorm)]
     try:

@@ -173,7 +173,7 @@ def main() -> None:
     args = parse_args()
     device = choose_device(args.device)
     backend = load_backend(args.norm, device)
-    if is_layer_norm(backend):
+    if is_layer_norm(backend.rms_norm):
         raise InputError(f"--norm is {args.norm}, which is LayerNorm; expected an RMSNorm to convert to: {RMS_USAGE}")
     torch.manual_seed(args.seed)
     model = random_gpt2(args.layers, args.hidden_size).to(device)
