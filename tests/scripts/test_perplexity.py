@@ -96,6 +96,7 @@ def test_a_loss_that_is_not_finite_is_refused_and_one_too_large_is_not(checkpoin
 
     large = of_head(1e5)
     assert re.fullmatch(r"perplexity above 1e43, loss \d+\.\d+ nats a token: .*\n", large.out)
+    assert perplexity.perplexity_of(710.0, ".4f") == "above 1e43"  # math.exp overflows
     nan = of_head(math.nan)
     assert (nan.code, nan.out) == (2, "")
     assert f"error: the loss is nan in {dtype}; expected a finite one" in nan.err
