@@ -30,8 +30,9 @@ BACKENDS = {
 # Another function, to compare RMSNorm with, by name: True where it has a bias besides the weight.
 LAYER_NORMS = {"layer_norm": False, "layer_norm_bias": True}
 DTYPES = ("float16", "bfloat16", "float32")
+RMS_USAGE = f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y"
 USAGE = (
-    f"{', '.join(BACKENDS)}, auto, or your own package.module:function(x, weight, eps) -> y; "
+    f"{RMS_USAGE}; "
     f"{', '.join(LAYER_NORMS)} (not RMSNorm, but to compare it with); "
     "@float16 or @bfloat16 after a name rounds x and the residual first"
 )

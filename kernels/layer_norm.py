@@ -8,6 +8,9 @@ contract's, so a model that is trained with it is saved as one that no other sof
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,3 +18,8 @@ from torch import Tensor
 def layer_norm(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
     """x (..., D), weight and bias (D,) -> LayerNorm of x, in x's dtype."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def is_layer_norm(norm: Callable[..., Tensor]) -> bool:
+    """True for a backend's function if it is layer_norm, under whichever name, also on rounded inputs."""
+    return inspect.unwrap(norm) is layer_norm

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import Backend
+from kernels.layer_norm import is_layer_norm
 
 
 class RMSNorm(nn.Module):
@@ -87,13 +88,15 @@ def norm_names(model: nn.Module) -> list[str]:
 def watched_inputs(model: nn.Module, look: Callable[[RMSNorm, Tensor], None]) -> Iterator[None]:
     """Within it, a forward of `model` calls look(norm, squares) for each norm, in the order in which they are applied.
 
-    `squares` are the mean squares of the rows of its input, x + residual, in float32, of any shape. Where one is not
-    above the norm's eps, eps makes more of the row's divisor than the row does.
+    `squares` are the mean squares of the rows of its input, x + residual, in float32, of any shape: what eps is added
+    to. Where one is not above the norm's eps, eps makes more of the row's divisor than the row does. LayerNorm adds eps
+    to the variance, so for one that is what they are.
     """
 
     def hook(norm: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
         assert isinstance(norm, RMSNorm)
-        look(norm, output[1].detach().float().square().mean(-1))
+        rows = output[1].detach().float()
+        look(norm, rows.var(-1, correction=0) if is_layer_norm(norm.backend.rms_norm) else rows.square().mean(-1))
 
     hooks = [module.register_forward_hook(hook) for module in model.modules() if isinstance(module, RMSNorm)]
     try:
@@ -108,7 +111,8 @@ def watched_inputs(model: nn.Module, look: Callable[[RMSNorm, Tensor], None]) ->
 def input_mean_squares(model: nn.Module, tokens: Tensor) -> Tensor:
     """What each norm sees of tokens (B, T), over the mean squares of its rows: (4, n_norms), float32.
 
-    Their mean, the least, the largest, and the share of rows whose mean square is not above eps.
+    Their mean, the least, the largest, and the share of rows whose mean square is not above eps. Of a LayerNorm they
+    are the variances.
     """
     found = []
 

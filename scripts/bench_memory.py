@@ -30,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 from kernels import BACKENDS, DTYPES, LAYER_NORMS, USAGE, Backend, InputError, layer_norm_in, load_backend
 from model.cli import Parser, emulate_as_asked, names_in, positive, run, say
 
+TINY = ROOT / "configs/tiny.json"
+
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
@@ -43,7 +45,7 @@ def parse_args() -> argparse.Namespace:
         default="float32",
         help="of x and the weight, for a norm alone; the model's is float32",
     )
-    add("--config", default=str(Path("configs/tiny.json")), help="the model's shape, a config.json of a LLaMA")
+    add("--config", type=Path, help="the model's shape, a config.json of a LLaMA (default: configs/tiny.json)")
     add("--batch-size", type=positive(int), default=8, help="sequences of the step")
     add("--block-size", type=positive(int), default=128, help="tokens of a sequence")
     add("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
@@ -198,16 +200,18 @@ def in_model(name: str, norm: Backend, config: LlamaConfig, batch: Tensor) -> By
     return Bytes(kept_bytes(forward, model.parameters()), needed, peak_bytes(step, batch.device))
 
 
-def load_norms(names: list[str] | None, device: torch.device) -> dict[str, Backend]:
-    """The norms asked for, or all that run here, with the control. Raises InputError for a wrong name."""
+def load_norms(names: str | None, device: torch.device) -> dict[str, Backend]:
+    """The norms asked for, or all that run here, with the control. Raises InputError for a wrong name, and for none."""
     norms = {}
-    for name in [*BACKENDS, *LAYER_NORMS] if names is None else names:
+    for name in [*BACKENDS, *LAYER_NORMS] if names is None else names_in(names):
         try:
             norms[name] = load_backend(name, device)
         except InputError as error:
             if names is not None:
                 raise
             say(f"left out: {error}")
+    if not norms:
+        raise InputError(f"--norms is '{names}'; expected norms to count here: {USAGE}")
     return norms | {CONTROL: Backend(CONTROL, doubled, add_then(doubled))}
 
 
@@ -218,13 +222,15 @@ def _mb(*counts: int) -> str:
 def main() -> None:
     args = parse_args()
     device, dtype = choose_device(args.device), getattr(torch, args.dtype)
-    path = Path(args.config)
-    config = LlamaConfig.load(path if path.exists() else ROOT / path)
-    if config.model_type != "llama" or config.norm:
-        raise InputError(f"{path} has model_type {config.model_type}; expected llama, whose norms are counted here")
+    shape = args.config or TINY
+    config = LlamaConfig.load(shape)
+    if config.model_type != "llama":
+        raise InputError(f"{shape} has model_type {config.model_type}; expected llama, whose norms are counted here")
+    if config.norm:
+        raise InputError(f"{shape} has norm {config.norm}; expected a shape on RMSNorm, whose place --norms take")
     if args.block_size > config.context_length:
         raise InputError(f"--block-size is {args.block_size}; expected at most {config.context_length}, the model's")
-    norms = load_norms(names_in(args.norms) if args.norms else None, device)
+    norms = load_norms(args.norms, device)
     batch = torch.randint(config.vocab_size, (args.batch_size, args.block_size + 1), device=device)
 
     found, found_in_model = {}, {}

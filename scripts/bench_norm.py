@@ -7,7 +7,8 @@ A norm does so little arithmetic that memory limits it. What any implementation 
     add_forward    x, residual, h, y     and weight
     add_backward   h, dy, dh, dx         and weight, dweight    (x and residual share one gradient)
 
-rstd and partial sums are left out for everyone alike: they are an implementation's own affair. A copy that moves as
+rstd and partial sums are left out for everyone alike: they are an implementation's own affair. So is a LayerNorm's
+bias, of the weight's size. A copy that moves as
 many bytes is timed in turn with the norms, and a norm's share is the copy's time over its own: 100 % is the roofline.
 
 Every call finds a cold cache. The forward is that of training, which keeps what the backward needs, and each timed
@@ -29,7 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import BACKENDS, DTYPES, USAGE, Backend, InputError, kernel_errors
+from kernels import BACKENDS, DTYPES, LAYER_NORMS, USAGE, Backend, InputError, kernel_errors
 from kernels.form import FORMS, LLAMA, Form
 from model.cli import Parser, choose_device, make_folder, names_in, positive, run, say, whole_numbers
 
@@ -41,8 +42,9 @@ GPU = {"widths": [1024, 2048, 4096, 8192, 16384], "megabytes": 64, "dtype": "bfl
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("--norms", help=f"comma-separated: {', '.join(PEERS)}, {USAGE} (default: all that can be timed here)")
-    add("--form", choices=FORMS, default="llama", help="form of the norm; torch is nn.RMSNorm's (default: llama)")
+    others = ", ".join(name for name in PEERS if name not in LAYER_NORMS)  # USAGE names those
+    add("--norms", help=f"comma-separated: {others}, {USAGE} (default: all that can be timed here)")
+    add("--form", choices=FORMS, default="llama", help="form of the norm; torch is nn.RMSNorm's")
     add("--widths", type=whole_numbers, help="D, comma-separated (default: 256,1024,4096; on a GPU 1024 to 16384)")
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument("--megabytes", type=positive(float), help="size of x, whatever D (default: 4; on a GPU 64)")
@@ -82,7 +84,7 @@ COLD = {"cpu": 2**28, "cuda": 2**29}  # bytes read before each timed call: twice
 SAME = 0.02  # how far y may be from the formula, relative to it; rounding to bfloat16 gives 0.004
 
 Norms = dict[str, Backend]
-Tensors = tuple[Tensor, ...]  # x, residual, weight, dy and dh
+Tensors = tuple[Tensor, ...]  # x, residual, weight, dy, dh and bias
 Steps = list[Callable[[], Any]]  # the last is timed, one before it isn't; the first returns the forward's outputs
 
 
@@ -110,28 +112,29 @@ def load_norms(names: str | None, device: torch.device, form: Form = LLAMA) -> N
 
 
 def make_tensors(rows: int, width: int, dtypes: list[torch.dtype], device: torch.device) -> Tensors:
-    """`dtypes`: first that of all but the weight, then the weight's."""
+    """`dtypes`: first that of all but the weight and the bias, then theirs."""
     torch.manual_seed(0)
     x, residual, dy, dh = (torch.randn(rows, width, device=device).to(dtypes[0]) for _ in range(4))
-    weight = torch.rand(width, device=device).to(dtypes[1])
+    weight, bias = (torch.rand(width, device=device).to(dtypes[1]) for _ in range(2))
     x, residual = x + 1, residual + 1  # with a mean of 0, LayerNorm would pass for RMSNorm
-    return x.requires_grad_(), residual.requires_grad_(), weight.requires_grad_(), dy, dh
+    return x.requires_grad_(), residual.requires_grad_(), weight.requires_grad_(), dy, dh, bias.requires_grad_()
 
 
 def make_steps(norm: Backend, pass_name: str, tensors: Tensors) -> Steps:
     """The forward, or the forward to run before the backward, and that."""
-    x, residual, weight, dy, dh = tensors
+    x, residual, weight, dy, dh, bias = tensors
     add, outputs = pass_name.startswith("add"), []
     inputs, gradients = ((x, residual, weight), (dy, dh)) if add else ((x, weight), (dy,))
+    more = {"bias": bias} if norm.has_bias else {}
 
     def forward() -> Tensors:
-        return norm.add_rms_norm(x, residual, weight, EPS) if add else (norm.rms_norm(x, weight, EPS),)
+        return norm.add_rms_norm(x, residual, weight, EPS, **more) if add else (norm.rms_norm(x, weight, EPS, **more),)
 
     def before() -> Tensors:
         outputs.append(forward())
         return outputs[-1]
 
-    wanted = tuple(tensor for tensor in inputs if tensor.requires_grad)
+    wanted = tuple(tensor for tensor in (*inputs, *more.values()) if tensor.requires_grad)
 
     def backward() -> Tensors:  # raises where one of the gradients is missing
         return torch.autograd.grad(outputs.pop(), wanted, gradients)
@@ -239,7 +242,8 @@ def measure_all(args: argparse.Namespace, norms: Norms, device: torch.device) ->
             if "torch._dynamo" in sys.modules:
                 torch.compiler.reset()  # or the second width would be compiled for any width, and be slower for it
             tensors = make_tensors(rows, width, dtypes, device)
-            tensors[2].requires_grad_(not args.frozen)
+            for vector in (tensors[2], tensors[5]):  # weight and bias
+                vector.requires_grad_(not args.frozen)
             for pass_name, mode in calls:
                 bar.set_description(f"{pass_name}, {mode}, {rows} x {width}")
                 results += measure(pass_name, mode, norms, tensors, other, args.repeats, FORMS[args.form])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kernels import USAGE
+from kernels import USAGE, InputError
 from model.cli import Parser, positive, run
 
 TINY = ROOT / "configs/tiny.json"
@@ -55,6 +55,10 @@ def main() -> None:
     args = parse_args()
     shape = args.config or TINY
     config = LlamaConfig.load(shape)
+    if config.norm:
+        raise InputError(f"{shape} has norm {config.norm}; expected a shape on RMSNorm, whose place --norms take")
+    if args.block_size > config.context_length:
+        raise InputError(f"--block-size is {args.block_size}; expected at most {config.context_length}, the model's")
     norms = load_norms(args.norms, CPU, config.family.form)
     torch.manual_seed(0)
     batch = torch.randint(config.vocab_size, (args.batch_size, args.block_size + 1))

@@ -8,8 +8,8 @@ so what writes into it can leave the mean out beforehand: the mean over the outp
 and bias. Then the variance is the mean square, and eps stands in the same place. LayerNorm's own bias moves into the
 linear layer behind it: W (n + b) = W n + W b. Neither is an approximation, so only rounding differs.
 
-It can't be done for a post-norm model (the sum is normalised, and the stream is what the norm wrote), nor where two
-linear layers read different norms of one row.
+It can't be done for a post-norm model (the sum is normalised, and the stream is what the norm wrote), nor where what
+reads a norm is not linear or can't take a bias.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from kernels import USAGE, InputError
+from kernels import RMS_USAGE, InputError
 from model.cli import Parser, emulate_as_asked, positive, run, seed
 
 
@@ -31,7 +31,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--layers", type=positive(int), default=4, help="of the GPT-2")
     parser.add_argument("--hidden-size", type=positive(int), default=96, help="a multiple of 4, the number of heads")
     parser.add_argument("--seed", type=seed, default=0, help="of the weights and the tokens")
-    parser.add_argument("--norm", default="auto", help=f"what computes RMSNorm: {USAGE}")
+    parser.add_argument("--norm", default="auto", help=f"what computes RMSNorm: {RMS_USAGE}")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto takes a GPU if there is one")
     parser.add_emulation()
     args = parser.parse_args()
@@ -48,6 +48,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import Backend, load_backend
+from kernels.layer_norm import is_layer_norm
 from model.cli import choose_device
 from model.norm import RMSNorm
 
@@ -86,10 +87,13 @@ def fold_bias(norm: nn.LayerNorm, reader: Any) -> None:
 
 
 def to_rms_norm(model: Any, backend: Backend) -> None:
-    """Turn transformers' GPT-2, in place, into the same function (in eval mode) on `backend`'s RMSNorm.
+    """Turn a GPT2LMHeadModel, in place, into the same function (in eval mode) on `backend`'s RMSNorm.
 
-    The embedding is centred and the head is not, so they are no longer tied; the head gets a bias.
+    The embedding is centred and the head is not, so they are no longer tied; the head gets a bias. The result can't be
+    saved as a GPT-2: what save_pretrained writes is loaded as a GPT2LMHeadModel with new LayerNorms.
+    Raises InputError for any other model, one with cross attention, and one whose norms are not all nn.LayerNorm.
     """
+    refuse_others(model)
     network = model.transformer
     model.config.tie_word_embeddings = False
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
@@ -100,6 +104,21 @@ def to_rms_norm(model: Any, backend: Backend) -> None:
     for writer in writers(model):
         centre(writer)
     replace_norms(model, backend)
+
+
+def refuse_others(model: Any) -> None:
+    """Raise InputError for a model that to_rms_norm would change into another function."""
+    from transformers import GPT2LMHeadModel
+
+    wanted = "expected a GPT2LMHeadModel without cross attention, on LayerNorm"
+    if not isinstance(model, GPT2LMHeadModel):
+        raise InputError(f"the model is of type {type(model).__name__}; {wanted}")
+    if model.config.add_cross_attention:
+        raise InputError(f"the model has cross attention, which reads and writes the stream too; {wanted}")
+    network = model.transformer
+    for norm in (*(norm for block in network.h for norm in (block.ln_1, block.ln_2)), network.ln_f):
+        if not isinstance(norm, nn.LayerNorm):
+            raise InputError(f"the model has a norm of type {type(norm).__name__}; {wanted}")
 
 
 def writers(model: Any) -> Iterable[nn.Module]:
@@ -154,6 +173,8 @@ def main() -> None:
     args = parse_args()
     device = choose_device(args.device)
     backend = load_backend(args.norm, device)
+    if is_layer_norm(backend.rms_norm):
+        raise InputError(f"--norm is {args.norm}, which is LayerNorm; expected an RMSNorm to convert to: {RMS_USAGE}")
     torch.manual_seed(args.seed)
     model = random_gpt2(args.layers, args.hidden_size).to(device)
     tokens = torch.randint(512, (4, 128), device=device)

@@ -41,8 +41,8 @@ def parse_args() -> argparse.Namespace:
     add(
         "--norms", help="comma-separated, of scripts/peers.py, and triton for our own (default: triton and all of them)"
     )
-    add("--emulate", default="sm_90", choices=GPUS, help="GPU that kernels are compiled for (default: sm_90)")
-    add("--widths", type=whole_numbers, default=WIDTHS, help="D whose bytes are counted (default: %(default)s)")
+    add("--emulate", default="sm_90", choices=GPUS, help="GPU that kernels are compiled for")
+    add("--widths", type=whole_numbers, default=WIDTHS, help="D whose bytes are counted")
     add("--jobs", type=positive(int), default=os.cpu_count(), help="processes")
     add("--json", type=Path, help="file for all that was found")
     add("--picture", type=Path, help="PNG file for the bytes moved over the floor, by width")

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import Backend, InputError, load_backend
+from kernels import Backend, InputError, in_form, load_backend
 from kernels.emulated import chosen_gpu, emulated_gpu
 from kernels.form import FORMS, LLAMA, Form
 from kernels.layer_norm import layer_norm as layer_norm  # a peer, by this name
@@ -263,7 +263,12 @@ def load(name: str, device: torch.device, form: Form = LLAMA) -> Backend:
         fetch(package.source, package)
         if device.type != "cuda" and chosen_gpu() is None:
             raise InputError(f"norm '{name}': its kernels take GPU tensors and the device is '{device}'; leave it out")
-    return load_backend(f"scripts.peers:{short}" if short in [*PACKAGES, *BENCHED] else name, device, form)
+    if short not in [*PACKAGES, *BENCHED]:
+        return load_backend(name, device, form)
+    backend = load_backend(f"scripts.peers:{short}", device)
+    if name == short:  # messages name it as the user has
+        backend = backend._replace(description=backend.description.removeprefix("scripts.peers:"))
+    return in_form(backend, form)
 
 
 @functools.cache  # looked up once, so that timed calls don't pay for it

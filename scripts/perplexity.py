@@ -64,6 +64,8 @@ def load(args: argparse.Namespace, eps: float | None = None) -> tuple[Llama, Ten
     model = load_checkpoint(args.ckpt, load_backend(args.norm, device), device, dtype, eps).eval()
     check_norm(args.ckpt, model.config, args.norm)
     most = model.config.context_length
+    if args.context and args.context > most:
+        say(f"--context is {args.context} and the model takes {most} tokens at most, so a window has {most}")
     args.context = min(args.context or most, most)
     args.stride = args.stride or max(1, args.context // 2)
     if args.context < 2 or args.stride > args.context:
@@ -73,7 +75,7 @@ def load(args: argparse.Namespace, eps: float | None = None) -> tuple[Llama, Ten
         )
     ids = read_ids(args)
     if len(ids) < 2:
-        raise InputError(f"the text has {len(ids)} tokens; the first one has nothing before it, so 2 are needed")
+        raise InputError(f"tokens of the text: {len(ids)}; expected 2 or more, since the first has nothing before it")
     if int(ids.max()) >= model.config.vocab_size:
         raise InputError(f"{args.ckpt}: the text has token {int(ids.max())}, the model {model.config.vocab_size} rows")
     return model, ids.to(device)
@@ -117,13 +119,28 @@ def windows(n_tokens: int, context: int, stride: int) -> Iterator[tuple[int, int
 
 @torch.inference_mode()
 def mean_loss(model: Llama, ids: Tensor, context: int, stride: int, progress: str = "windows") -> float:
-    """-ln p of a token of `ids` (n_tokens,) but the first, in nats: the mean over tokens, in float64."""
+    """-ln p of a token of `ids` (n_tokens,) but the first, in nats: the mean over tokens, in float64.
+
+    Raises InputError where it is NaN or infinite.
+    """
     spans = list(windows(len(ids), context, stride))
     total = torch.zeros((), dtype=torch.float64, device=ids.device)
     for start, end, n_scored in tqdm(spans, progress, disable=None, leave=False):
         logits = model(ids[None, start : end - 1], logits_to_keep=n_scored)[0]  # (n_scored, vocab_size)
         total += F.cross_entropy(logits.float(), ids[end - n_scored : end], reduction="sum")
-    return total.item() / (len(ids) - 1)
+    loss = total.item() / (len(ids) - 1)
+    if not math.isfinite(loss):
+        dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
+        wider = "" if dtype == "float32" else f", or {dtype} too narrow: try --dtype float32"
+        raise InputError(
+            f"the loss is {loss:g} in {dtype}; expected a finite one; weights may be NaN or infinite{wider}"
+        )
+    return loss
+
+
+def perplexity_of(loss: float, digits: str) -> str:
+    """The perplexity of a mean loss, in a format like .4f; above e^100 only that it is there."""
+    return format(math.exp(loss), digits) if loss < 100 else "above 1e43"
 
 
 def main() -> None:
@@ -133,10 +150,8 @@ def main() -> None:
     dtype = str(weight.dtype).removeprefix("torch.")
     say(f"norm {model.norm.backend.description}, eps {config.rms_norm_eps:g}, {dtype} on {weight.device}")
     loss = mean_loss(model, ids, args.context, args.stride)
-    if not math.isfinite(loss):
-        raise InputError(f"the loss is {loss:g}; is {args.dtype} wide enough for this model?")
     print(
-        f"perplexity {math.exp(loss):.4f}, loss {loss:.6f} nats a token: {len(ids) - 1:,} tokens, "
+        f"perplexity {perplexity_of(loss, '.4f')}, loss {loss:.6f} nats a token: {len(ids) - 1:,} tokens, "
         f"context {args.context}, stride {args.stride}"
     )
 

@@ -12,7 +12,8 @@ or infinite, or ends above that of the unigram distribution.
 
 A difference is called one where the values of all seeds of the one lie below those of the other; elsewhere no
 difference is seen. Of two that are alike, n seeds each would be told apart by chance in 2 of (2n over n) cases, with 5
-seeds in 1 of 126. A run that is there already is not repeated, so an interrupted command continues.
+seeds in 1 of 126. A run that is there already is not repeated, so an interrupted command continues; one with a norm of
+your own, package.module:function, is repeated, since its code may have changed.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def parse_args() -> argparse.Namespace:
     add("--placements", default=",".join(PLACEMENTS), help="comma-separated: where the norms stand")
     add("--lrs", type=rates, default=RATES, help="peak learning rates, comma-separated")
     add("--at", type=positive(float), default=3e-3, help="the one of them whose curves and gradients are compared")
-    add("--seeds", type=positive(int), default=5, help="runs of each, from 1 on")
+    add("--seeds", type=positive(int), default=5, help="runs of each, from 1 on; 2 or more")
     add("--steps", type=positive(int), default=80, help="optimizer steps of a run")
     add("--weight-decay", type=not_negative(float), default=0.1, help="as train.py takes it")
     add("--data", default="python", help="the corpus, as train.py takes it")
@@ -83,7 +84,14 @@ def parse_args() -> argparse.Namespace:
     add("--quick", action="store_true", help=quick_help)
     args = parser.parse_args()
     if args.quick:
+        parser.set_defaults(**dict.fromkeys(QUICK))
+        given = vars(parser.parse_args())
+        beside = [f"--{name}" for name in QUICK if given[name] is not None]
+        if beside:
+            raise InputError(f"--quick chooses {', '.join(beside)} itself; leave one of the two out")
         vars(args).update(QUICK)
+    if args.seeds < 2:
+        raise InputError(f"--seeds is {args.seeds}; expected 2 or more, since differences are told from their spread")
     if args.at not in args.lrs:
         raise InputError(f"--at is {args.at:g}; expected one of --lrs: {', '.join(f'{lr:g}' for lr in args.lrs)}")
     args.norms, args.placements = names_in(args.norms), names_in(args.placements)
@@ -192,7 +200,7 @@ def train_once(case: Case, steps: int, weight_decay: float, data: Path) -> dict[
 
 
 def settings_of(case: Case, args: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """All that a run's result follows from."""
+    """All that a run's result follows from, but for a norm's own code."""
     sizes = {"shape": SHAPE, "batch_size": BATCH_SIZE, "block_size": BLOCK_SIZE}
     sha256 = load_tokens(data, BLOCK_SIZE)[2]["sha256"]
     about = {"steps": args.steps, "weight_decay": args.weight_decay, "sha256": sha256, "torch": torch.__version__}
@@ -218,11 +226,12 @@ def run_all(cases: list[Case], args: argparse.Namespace, data: Path) -> dict[Cas
     for case in cases:
         name = f"{case.norm.replace(':', '.')}-{case.placement}-{case.lr:g}-{case.seed}.json"
         path, settings = args.out / "runs" / name, settings_of(case, args, data)
-        if saved := earlier(path, settings):
+        saved = None if ":" in case.norm else earlier(path, settings)  # the settings say nothing of a norm's own code
+        if saved:
             results[case] = saved
         else:
             jobs.append((case, settings, data, path))
-    say(f"{len(cases)} runs of {args.steps} steps, {args.jobs} at a time; {len(results)} of them are there already")
+    say(f"runs: {len(cases)}, there already: {len(results)}, at a time: {args.jobs}, steps of each: {args.steps}")
     bar = tqdm(total=len(jobs), desc="runs", disable=None)
     with bar, ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn"), _ignore_interrupt) as pool:
         pending = {pool.submit(run_once, *job): job[0] for job in jobs}

@@ -2,7 +2,8 @@
 
 The checkpoint's perplexity (scripts/perplexity.py) is measured with its own eps and with one of every decade. Beside it
 stands the share of the norms' input rows that eps reaches: those that it makes smaller by 1 % or more, since their
-mean square is less than 49.25 times eps. The picture has that share by norm, from the first layer to the last one.
+mean square (in a LayerNorm, their variance) is less than 49.25 times eps. The picture has that share by norm, from the
+first layer to the last one.
 
 A wrong eps does nothing as long as all rows are large beside it, and the perplexity turns where it reaches them. Where
 that is depends on how large this model's rows are, so a sweep of one model says nothing about another.
@@ -21,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from model.cli import Parser, emulate_as_asked, make_folder, positive, run, say
 from scripts.text_arguments import add_text_arguments
 
+SMALLEST, LARGEST = 1e-37, 1e38  # powers of ten among float32's normal numbers
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,21 +41,32 @@ class Measured(NamedTuple):
 
 
 def decades(text: str) -> list[float]:
-    """An argparse type: two positive numbers, FROM:TO -> every power of ten between them."""
+    """An argparse type: two positive numbers of float32, FROM:TO -> every power of ten between them."""
     ends = [math.log10(positive(float)(part)) for part in text.split(":")]
     if len(ends) != 2 or ends[0] > ends[1]:
         raise argparse.ArgumentTypeError(
             f"'{text}' is not two numbers with a colon between them, the smaller one first"
         )
-    return [10.0**power for power in range(math.ceil(ends[0] - 1e-9), math.floor(ends[1] + 1e-9) + 1)]
+    powers = [10.0**power for power in range(math.ceil(ends[0] - 1e-9), math.floor(ends[1] + 1e-9) + 1)]
+    if not powers:
+        raise argparse.ArgumentTypeError(f"'{text}' has no power of ten in it; expected one or more, as in 1e-5:1e-4")
+    if powers[0] < SMALLEST or powers[-1] > LARGEST:
+        raise argparse.ArgumentTypeError(f"'{text}' is not within {SMALLEST:g}:{LARGEST:g}, the powers in float32")
+    return powers
+
+
+def png(text: str) -> Path:
+    """An argparse type: the path of a PNG file."""
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"'{text}' does not end in .png")
+    return Path(text)
 
 
 def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__)
-    add_text_arguments(parser)
-    parser.set_defaults(max_tokens=8192)
+    add_text_arguments(parser, max_tokens=8192)
     parser.add_argument("--eps", type=decades, default="1e-10:1e2", help="from which decade to which")
-    parser.add_argument("--picture", type=Path, default=Path("out/eps.png"), help="PNG file")
+    parser.add_argument("--picture", type=png, default=Path("out/eps.png"), help="PNG file")
     args = parser.parse_args()
     emulate_as_asked(args)
     return args
@@ -62,8 +76,8 @@ if __name__ == "__main__":
     run(parse_args)  # answer --help and wrong flags before the imports below, which take seconds
 
 from model.norm import RMSNorm, norm_names, watched_inputs
-from model.training.picture import new_figure
-from scripts.perplexity import load, mean_loss
+from model.training.picture import new_figure, why_not_drawn
+from scripts.perplexity import load, mean_loss, perplexity_of
 
 
 def measure(model: Llama, ids: Tensor, context: int, stride: int, eps: float) -> Measured:
@@ -91,8 +105,7 @@ def table(measured: Iterable[Measured], own: float) -> str:
     lines = ["| eps | perplexity | rows that it reaches | most in a norm |", "|---|---|---|---|"]
     for eps, loss, shares in measured:
         name = f"**{eps:g}**" if eps == own else f"{eps:g}"
-        perplexity = f"{math.exp(loss):.4g}" if loss < 100 else "above 1e43"
-        lines.append(f"| {name} | {perplexity} | {sum(shares) / len(shares):.1%} | {max(shares):.1%} |")
+        lines.append(f"| {name} | {perplexity_of(loss, '.4g')} | {sum(shares) / len(shares):.1%} | {max(shares):.1%} |")
     return "\n".join(lines)
 
 
@@ -126,8 +139,8 @@ def main() -> None:
     epss = sorted({*args.eps, own})
     measured = [measure(model, ids, args.context, args.stride, eps) for eps in epss]
     print(table(measured, own))
-    draw(measured, own, norm_names(model), args.picture)
-    say(f"drawn: {args.picture}")
+    undrawn = why_not_drawn(draw, measured, own, norm_names(model), args.picture)
+    say(undrawn or f"drawn: {args.picture}")
 
 
 if __name__ == "__main__":

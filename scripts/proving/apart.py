@@ -11,7 +11,7 @@ from typing import Any
 
 # A fork of this process would take along what CUDA and Triton have set up. Its server is a clean one, imports what
 # takes seconds once, and forks from then on: two processes, and a third where one dies.
-CONTEXT = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+CONTEXT = get_context("forkserver") if "forkserver" in get_all_start_methods() else get_context("spawn")
 LIMIT_S = 120  # for one step of a call; a kernel that hangs never ends by itself
 
 _to_parent: list[Connection] = []  # in the process apart: where it says what it is about to do

@@ -264,6 +264,21 @@ def test_the_share_of_rows_that_eps_reaches(config, make_model):
     assert input_mean_squares(model, tokens)[3, 0].item() == pytest.approx(14 / 40)
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "layer_norm_bias", "layer_norm@bfloat16", "scripts.peers:layer_norm"])
+def test_of_a_layer_norm_the_variances_are_looked_at(config, make_model, norm):
+    """Those that eps is added to: a mean far above the spread leaves no trace."""
+    model, tokens = make_model(config, norm), torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        model.embed_tokens.weight += 2
+    inputs = []
+    model.layers[0].attention_norm.register_forward_hook(lambda norm, x, output: inputs.append(output[1].double()))
+    found = input_mean_squares(model, tokens)[:, 0]
+    centred = inputs[0] - inputs[0].mean(-1, keepdim=True)
+    variances = centred.square().mean(-1).flatten()[None]
+    torch.testing.assert_close(found.double(), summary(variances, config.rms_norm_eps)[:, 0], rtol=1e-4, atol=0)
+    assert found[2] < 0.1 < inputs[0].square().mean(-1).min()
+
+
 def test_the_mean_squares_leave_nothing_behind(config, make_model):
     model, tokens = make_model(config), torch.arange(20).view(1, 20)
     before = model(tokens)

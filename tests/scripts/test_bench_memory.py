@@ -1,5 +1,6 @@
 """Bytes that are kept and allocated, on examples that can be counted by hand."""
 
+import json
 import re
 
 import pytest
@@ -170,9 +171,15 @@ def test_a_control_that_is_not_found_fails_the_command(workplace, command, monke
         (["--norms", "nobody"], "no norm backend is called 'nobody'"),
         (["--block-size", "65"], "expected at most 64"),
         (["--config", ROOT / "configs/tiny-olmo2.json"], "has model_type olmo2; expected llama"),
+        (["--config", "on_layer_norm.json"], "on_layer_norm.json has norm layer_norm; expected a shape on RMSNorm"),
+        (["--config", "nope.json"], "error: nope.json"),
+        (["--norms", ","], "--norms is ','; expected norms to count here"),
+        (["--norms", ""], "--norms is ''; expected norms to count here"),
     ],
 )
 def test_bad_input_is_one_line(more, said, workplace, command):
+    shape = json.loads((workplace / "config.json").read_text()) | {"model_type": "rmsllama", "norm": "layer_norm"}
+    (workplace / "on_layer_norm.json").write_text(json.dumps(shape))
     done = command(bench_memory.main, *ARGUMENTS, *more)
     assert (done.code, done.out) == (2, "")
     assert said in done.err.splitlines()[-1]
@@ -190,4 +197,4 @@ def test_what_cannot_run_here_is_left_out_aloud(monkeypatch, capsys):
     assert list(bench_memory.load_norms(None, CPU))[-3:] == ["layer_norm", "layer_norm_bias", "control"]
     assert "left out: triton is not installed" in capsys.readouterr().err
     with pytest.raises(kernels.InputError):
-        bench_memory.load_norms(["triton"], CPU)
+        bench_memory.load_norms("triton", CPU)

@@ -4,6 +4,7 @@ Nothing here looks at how long anything took.
 """
 
 import json
+import re
 import sys
 from itertools import product
 
@@ -65,8 +66,8 @@ def counted():
 @pytest.mark.parametrize("pass_name", PASSES)
 def test_what_is_timed_is_that_pass_alone_and_the_whole_of_it(counted, pass_name):
     backend, calls = counted
-    x, residual, weight, dy, dh = tensors(dtypes=[torch.float64] * 2)
-    *before, timed = bench_norm.make_steps(backend, pass_name, (x, residual, weight, dy, dh))
+    x, residual, weight, dy, dh, bias = tensors(dtypes=[torch.float64] * 2)
+    *before, timed = bench_norm.make_steps(backend, pass_name, (x, residual, weight, dy, dh, bias))
     h = x + residual if pass_name.startswith("add") else x
     y = h * (h.square().mean(-1, keepdim=True) + bench_norm.EPS).rsqrt() * weight
     if pass_name.startswith("add"):
@@ -81,6 +82,25 @@ def test_what_is_timed_is_that_pass_alone_and_the_whole_of_it(counted, pass_name
     found = timed()
     assert len(calls) == (0 if backward else 1)
     torch.testing.assert_close(found, torch.autograd.grad(outputs, inputs, gradients) if backward else outputs)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("pass_name", PASSES)
+def test_a_bias_is_added_and_has_its_gradient(pass_name, trained):
+    made = bench_norm.make_tensors(3, 5, [torch.float64] * 2, CPU)
+    x, residual, weight, dy, dh, bias = made
+    for vector in (weight, bias):
+        vector.requires_grad_(trained)
+    add = pass_name.startswith("add")
+    h = x + residual if add else x
+    y = torch.nn.functional.layer_norm(h, (5,), weight, bias, bench_norm.EPS)
+    outputs, inputs, gradients = ((y, h), (x, residual), (dy, dh)) if add else ((y,), (x,), (dy,))
+    inputs += (weight, bias) if trained else ()
+    *before, timed = bench_norm.make_steps(kernels.load_backend("layer_norm_bias", CPU), pass_name, made)
+    for step in before:
+        step()
+    expected = torch.autograd.grad(outputs, inputs, gradients) if pass_name.endswith("backward") else outputs
+    torch.testing.assert_close(timed(), expected)
 
 
 def test_a_frozen_weight_has_no_gradient_and_no_place_in_the_floor(monkeypatch, tmp_path, command):
@@ -250,5 +270,10 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, monkeypatch, command, a
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_the_help_names_every_peer():
+def test_the_help_names_every_peer_once(monkeypatch, capsys):
     assert list(peers.BENCHED) == bench_norm.PEERS
+    monkeypatch.setattr(sys, "argv", ["bench_norm.py", "--help"])
+    with pytest.raises(SystemExit):
+        bench_norm.parse_args()
+    words = re.sub(r"\W+", " ", capsys.readouterr().out.partition("--norms NORMS ")[2].partition("--form")[0]).split()
+    assert [words.count(name) for name in bench_norm.PEERS] == [1] * len(bench_norm.PEERS)

@@ -1,5 +1,6 @@
 """The training step's benchmark: what it trains, in which order, and what it prints. Nothing here looks at the time."""
 
+import json
 import re
 
 import pytest
@@ -72,11 +73,16 @@ def test_the_models_are_the_same_and_compute_in_the_dtype_asked_for(dtype, monke
     [
         (["--norms", "nothing"], "no norm backend is called 'nothing'"),
         (["--config", "nowhere.json"], "nowhere.json"),
-        (["--config", str(ROOT / "configs/tiny-gemma.json"), "--norms", "layer_norm"], "does not take this form"),
+        (["--config", str(ROOT / "configs/tiny-gemma.json"), "--norms", "layer_norm"], "norm 'layer_norm' does not"),
+        (["--config", "on_layer_norm.json", "--norms", "torch"], "on_layer_norm.json has norm layer_norm; expected"),
+        (["--block-size", "1025", "--norms", "torch"], "--block-size is 1025; expected at most 1024, the model's"),
         (["--norms", "reference", "--emulate", "sm_90"], "--emulate"),
     ],
 )
-def test_what_cannot_be_timed_is_refused_in_one_line(arguments, message, command):
+def test_what_cannot_be_timed_is_refused_in_one_line(arguments, message, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shape = json.loads((ROOT / "configs/tiny.json").read_text()) | {"model_type": "rmsllama", "norm": "layer_norm"}
+    (tmp_path / "on_layer_norm.json").write_text(json.dumps(shape))
     code, out, err = command(bench_step.main, *arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1

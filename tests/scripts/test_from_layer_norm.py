@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from kernels import load_backend
+from kernels import InputError, load_backend
 from scripts import from_layer_norm
 from tests.helpers import ROOT
 
@@ -71,6 +71,33 @@ def test_a_norms_bias_moves_into_the_layer_behind_it(bias):
     from_layer_norm.fold_bias(norm, reader)
     nn.init.zeros_(norm.bias)
     torch.testing.assert_close(reader(norm(x)), before, rtol=0, atol=1e-14)
+
+
+def test_what_would_become_another_function_is_refused_and_left_as_it_is(gpt2):
+    transformers = pytest.importorskip("transformers")
+    backend, own_norm = load_backend("reference", CPU), deepcopy(gpt2)
+    own_norm.transformer.h[1].ln_2 = nn.RMSNorm(48)
+    crossed = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1, add_cross_attention=True)
+    cases = {
+        "is of type GPT2Model": gpt2.transformer,
+        "has cross attention": transformers.GPT2LMHeadModel(crossed),
+        "has a norm of type RMSNorm": own_norm,
+    }
+    for said, model in cases.items():
+        before = deepcopy(model.state_dict())
+        with pytest.raises(InputError, match=f"{said}.*; expected a GPT2LMHeadModel without cross attention"):
+            from_layer_norm.to_rms_norm(model, backend)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    from_layer_norm.to_rms_norm(gpt2, backend)
+    with pytest.raises(InputError, match="the model has a norm of type Normed; expected"):
+        from_layer_norm.to_rms_norm(gpt2, backend)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "layer_norm_bias", "layer_norm@float16", "scripts.peers:layer_norm"])
+def test_layer_norm_is_not_what_is_converted_to(norm, command):
+    done = command(from_layer_norm.main, "--norm", norm, "--device", "cpu")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"error: --norm is {norm}, which is LayerNorm; expected an RMSNorm")
 
 
 def test_the_command(gpt2):

@@ -75,6 +75,33 @@ def test_the_context_and_stride_of_the_model_and_its_eps(checkpoint, command):
     assert loss_of(other.out)[1] != loss_of(plain.out)[1]
     longer = command(perplexity.main, *arguments, "--context", 99, "--stride", 64)
     assert longer.out.endswith("context 64, stride 64\n")
+    said = "--context is 99 and the model takes 64 tokens at most, so a window has 64"
+    assert said in longer.err
+    assert said.partition(" and")[2] not in plain.err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loss_that_is_not_finite_is_refused_and_one_too_large_is_not(checkpoint, monkeypatch, command, dtype):
+    arguments = "--ckpt", checkpoint, "--text", checkpoint / "text.txt", "--dtype", dtype
+
+    def of_head(factor):
+        def load(*rest):
+            model = load_checkpoint(*rest)
+            with torch.no_grad():
+                model.lm_head.weight *= factor
+            return model
+
+        monkeypatch.setattr(perplexity, "load_checkpoint", load)
+        return command(perplexity.main, *arguments)
+
+    large = of_head(1e5)
+    assert re.fullmatch(r"perplexity above 1e43, loss \d+\.\d+ nats a token: .*\n", large.out)
+    assert perplexity.perplexity_of(710.0, ".4f") == "above 1e43"  # math.exp overflows
+    nan = of_head(math.nan)
+    assert (nan.code, nan.out) == (2, "")
+    assert f"error: the loss is nan in {dtype}; expected a finite one" in nan.err
+    assert "weights may be NaN or infinite" in nan.err
+    assert ("bfloat16 too narrow: try --dtype float32" in nan.err) is (dtype == "bfloat16")
 
 
 def test_half_precision_is_scored_in_float32(checkpoint):
@@ -93,7 +120,7 @@ def test_half_precision_is_scored_in_float32(checkpoint):
         (["--context", "8", "--stride", "9"], "error: --context is 8 and --stride 9; expected"),
         (["--text", "missing.txt"], "error: --text missing.txt cannot be read (No such file or directory)"),
         (["--text", ROOT / "scripts/figures/parity.png"], "is not UTF-8 text"),
-        (["--max-tokens", "1"], "error: the text has 1 tokens; the first one has nothing before it"),
+        (["--max-tokens", "1"], "error: tokens of the text: 1; expected 2 or more"),
     ],
 )
 def test_what_is_no_text_or_window_ends_in_one_line(checkpoint, command, change, message):

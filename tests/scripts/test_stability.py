@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -210,6 +211,37 @@ def test_a_run_counts_as_there_only_with_the_same_settings(small, tmp_path, monk
     assert stability.earlier(path, stability.settings_of(case, args, small)) is None
 
 
+class Inline:
+    """A pool of processes that is this one."""
+
+    def __init__(self, *_):
+        self.shutdown = lambda **_: None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, *rest):
+        future = Future()
+        future.set_result(function(*rest))
+        return future
+
+
+def test_a_run_of_ones_own_norm_is_repeated_as_its_code_may_have_changed(small, tmp_path, monkeypatch, capsys):
+    trained, args = [], arguments(monkeypatch, "--out", str(tmp_path))
+    monkeypatch.setattr(stability, "train_once", lambda case, *_: trained.append(case.norm) or {"losses": []})
+    monkeypatch.setattr(stability, "ProcessPoolExecutor", Inline)
+    (tmp_path / "runs").mkdir()
+    cases = [Case(norm, "pre", 0.1, seed) for norm in ("torch", "a.b:c", "a.b:c@float16") for seed in (1, 2)]
+    assert list(stability.run_all(cases, args, small)) == cases
+    assert trained == ["torch"] * 2 + ["a.b:c"] * 2 + ["a.b:c@float16"] * 2
+    assert list(stability.run_all(cases, args, small)) == cases
+    assert trained[6:] == trained[2:6]
+    assert "runs: 6, there already: 2," in capsys.readouterr().err
+
+
 def results_of(losses):
     """Results of runs whose last losses are given by (norm, placement, rate, seed)."""
     found = {}
@@ -262,6 +294,8 @@ def test_the_panels_show_what_was_measured(monkeypatch, tmp_path):
         (["--placements", "pre,middle"], "expected some of each, placements among pre, post, both"),
         (["--norms", ","], "--norms is empty"),
         (["--lrs", "0.1,x"], "'x' is not a positive number"),
+        (["--seeds", "1"], "--seeds is 1; expected 2 or more"),
+        (["--quick"], "--quick chooses --steps, --seeds, --lrs, --at itself; leave one of the two out"),
     ],
 )
 def test_bad_input_is_one_line(more, said, monkeypatch):
@@ -290,5 +324,5 @@ def test_the_command_trains_in_processes_and_continues(workplace, command):
     assert [len(each["losses"]) for each in summary["measured"]] == [2, 2]
     again = command(stability.main, *run)
     assert again.out == done.out
-    assert "8 of them are there already" in again.err
+    assert "runs: 8, there already: 8," in again.err
     assert {path.name: path.stat().st_mtime_ns for path in (folder / "runs").iterdir()} == files

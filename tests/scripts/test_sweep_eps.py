@@ -50,7 +50,8 @@ def test_a_reached_row_is_changed_by_1_percent_or_more(checkpoint, ids):
 def test_decades():
     assert sweep_eps.decades("1e-3:1") == pytest.approx([1e-3, 1e-2, 1e-1, 1])
     assert sweep_eps.decades("2e-3:9") == pytest.approx([1e-2, 1e-1, 1])
-    for wrong in ("1", "1:1e-3", "0:1", "1e-3:1:2", "a:b"):
+    assert sweep_eps.decades("1e-37:1e38") == pytest.approx([10.0**power for power in range(-37, 39)])
+    for wrong in ("1", "1:1e-3", "0:1", "1e-3:1:2", "a:b", "2e-5:3e-5", "1e-38:1", "1:1e39", "1e300:1e308"):
         with pytest.raises(argparse.ArgumentTypeError):
             sweep_eps.decades(wrong)
 
@@ -70,6 +71,50 @@ def test_the_command_prints_a_row_an_eps_and_draws(checkpoint, command, tmp_path
     )  # fmt: skip
     assert f"perplexity {float(rows[2][1]):.4g}" in re.sub(r"(\d+\.\d+)", lambda n: f"{float(n[0]):.4g}", own.out)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("picture", ["x.xyz", "noext", "folder", "x.pdf"])
+def test_a_picture_that_is_not_a_png_is_refused_before_the_sweep(checkpoint, command, tmp_path, picture):
+    (tmp_path / "folder").mkdir()
+    done = command(sweep_eps.main, "--ckpt", checkpoint, "--picture", tmp_path / picture)
+    assert (done.code, done.out) == (2, "")
+    assert f"{picture}' does not end in .png" in done.err
+
+
+def sweep(command, checkpoint, *more):
+    """Two epsilons of a few tokens."""
+    return command(
+        sweep_eps.main, "--ckpt", checkpoint, "--text", checkpoint / "text.txt", "--norm", "reference", "--dtype",
+        "float32", "--max-tokens", 20, "--eps", "1e-4:1e-4", *more,
+    )  # fmt: skip
+
+
+def test_a_picture_that_cannot_be_drawn_ends_no_sweep(checkpoint, command, tmp_path):
+    (tmp_path / "taken.png").mkdir()
+    done = sweep(command, checkpoint, "--picture", tmp_path / "taken.png")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 4
+    assert "taken.png is not drawn (IsADirectoryError" in done.err
+    assert "drawn: " not in done.err
+
+
+def test_a_loss_of_nan_is_refused(checkpoint, command, tmp_path, monkeypatch):
+    def load(*arguments):
+        model = load_checkpoint(*arguments)
+        torch.nn.init.constant_(model.norm.weight, math.nan)
+        return model
+
+    monkeypatch.setattr(perplexity, "load_checkpoint", load)
+    done = sweep(command, checkpoint, "--picture", tmp_path / "eps.png")
+    assert (done.code, done.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert "error: the loss is nan in float32; expected a finite one; weights may be NaN" in done.err
+
+
+def test_the_help_has_one_default_a_flag(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["sweep_eps.py", "--help"])
+    with pytest.raises(SystemExit):
+        sweep_eps.parse_args()
+    assert not re.search(r"\(default:[^()]*\)\s*\(default:", capsys.readouterr().out)
 
 
 def test_the_table_and_the_picture_show_what_was_measured(monkeypatch, tmp_path):
