@@ -177,7 +177,8 @@ def train_once(case: Case, steps: int, weight_decay: float, data: Path) -> dict[
     )  # fmt: skip
     torch.manual_seed(case.seed)
     model = build(case.norm, case.placement, meta["vocab_size"])
-    optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay), lr=case.lr, betas=(0.9, 0.95))
+    groups = parameter_groups(model, weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=case.lr, betas=(0.9, 0.95), fused=True)
     float32 = torch.autocast("cpu", enabled=False)
     losses, gradients = [], {}
     for step in range(steps):
