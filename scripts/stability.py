@@ -173,7 +173,7 @@ def train_once(case: Case, steps: int, weight_decay: float, data: Path) -> dict[
     train_tokens, held_out, meta = load_tokens(data, BLOCK_SIZE)
     args = argparse.Namespace(
         lr=case.lr, min_lr=None, warmup=steps // 5, steps=steps, batch_size=BATCH_SIZE, block_size=BLOCK_SIZE,
-        grad_accum=1, grad_clip=1.0, log_norms=None, eval_interval=max(1, steps // N_EVALUATIONS),
+        grad_accum=1, tp=1, grad_clip=1.0, log_norms=None, eval_interval=max(1, steps // N_EVALUATIONS),
     )  # fmt: skip
     torch.manual_seed(case.seed)
     model = build(case.norm, case.placement, meta["vocab_size"])
