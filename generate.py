@@ -163,7 +163,8 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
     if args.compile:
         check_compilable(args.norm, norm, device)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
-    model = load_checkpoint(args.ckpt, norm, device, dtype, args.norm_eps)
+    first = torch.device("cpu") if args.tp > 1 else device  # which gets its share of the model alone
+    model = load_checkpoint(args.ckpt, norm, first, dtype, args.norm_eps)
     config, bound = model.config, model.norm.backend  # in the form of the model's family
     check_norm(args.ckpt, config, args.norm)
     own = (":" in args.norm or layer_norm_in(args.norm)) and config.norm is None
@@ -181,6 +182,7 @@ def load(args: argparse.Namespace) -> tuple[Llama, Tokenizer, set[int]]:
         from model.tensor_parallel import parallelize
 
         parallelize(model, init_device_mesh(device.type, (args.tp,)), divide_sequence=False)
+        model.to(device)
         say(f"{args.tp} processes divide each matrix (tensor parallel)")
     weight_dtype = str(model.embed_tokens.weight.dtype).removeprefix("torch.")
     say(f"norm {bound.description}, eps {config.rms_norm_eps:g}, {weight_dtype} on {device}, seed {args.seed}")

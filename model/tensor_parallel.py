@@ -107,8 +107,8 @@ class NormWeight(ParallelStyle):
 
     Replicate: every process holds the weight, and has whole rows, of its own or of its own heads. Shard: it holds a
     part, and has that part of every row (kernels/split.py). `gradient` is the layout of what a process computes as the
-    weight's gradient: Partial, to be summed, where the processes have different rows. TensorParallel.reduce_gradients
-    does that sum, or FSDP. Raises InputError for a backend that computes no part of a row.
+    weight's gradient: Partial, to be summed, where the processes have different rows. distributed.TensorParallel does
+    that sum, or FSDP. Raises InputError for a backend that computes no part of a row.
     """
 
     def __init__(self, layout: Placement, gradient: Placement) -> None:

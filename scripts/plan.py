@@ -29,7 +29,10 @@ def parse_args() -> argparse.Namespace:
     add("--processes", type=positive(int), default=1, help="processes that share the run")
     add("--fsdp", action="store_true", help="shard weights and optimizer over the processes")
     add("--tp", type=positive(int), default=1, metavar="N", help="divide each matrix over N of the processes")
-    growth_help = "table of GB in memory + GB sent in a step by each of 1 to 1024 processes, a sequence in each part"
+    growth_help = (
+        "a table of GB in memory + GB sent in a step by each of 1 to 1024 processes, a sequence in each part; "
+    )
+    growth_help += "--tp adds its rows, and --processes, --batch-size, --grad-accum and --fsdp count for nothing here"
     add("--growth", action="store_true", help=growth_help)
     add("--checkpoint-activations", action="store_true", help="recompute each layer in the backward")
     add("--norm", default="torch", help="what computes RMSNorm, since it decides what the backward keeps")
@@ -65,8 +68,8 @@ from kernels.torch_version import TORCH_2_13
 from model.config import LlamaConfig
 from model.llama import Llama, checkpoint_layers, summed_loss
 from model.norm import RMSNorm
-from model.tensor_parallel import check_divisible, parallelize
-from model.training.data import check_shapes
+from model.tensor_parallel import parallelize
+from model.training.data import check_block, check_shapes
 from model.training.flops import PEAK_FLOPS, training_flops
 from model.training.traffic import bytes_sent, own_parameters
 
@@ -260,24 +263,27 @@ def table(figures: Figures, args: argparse.Namespace) -> str:
 
 
 def growth(config: LlamaConfig, norm: Backend, args: argparse.Namespace) -> str:
-    """Markdown table: memory, and bytes sent in a step, of each of 1 to 1024 processes in four layouts.
+    """Markdown table: memory, and bytes sent in a step, of each of 1 to 1024 processes, by layout.
 
     Each process, or group of --tp processes, computes one sequence.
     """
-    tp, dtype, recomputed = max(2, args.tp), getattr(torch, args.dtype), args.checkpoint_activations
-    layouts = {"data": (1, False), "--fsdp": (1, True), f"--tp {tp}": (tp, False), f"--tp {tp} --fsdp": (tp, True)}
+    tp, dtype, recomputed = args.tp, getattr(torch, args.dtype), args.checkpoint_activations
+    layouts = {"data": (1, False), "--fsdp": (1, True)}
+    if tp > 1:
+        layouts |= {f"--tp {tp}": (tp, False), f"--tp {tp} --fsdp": (tp, True)}
     counts = [1, 8, 16, 64, 256, 1024]
     rows = [["processes", *map(str, counts)], ["---"] * (1 + len(counts))]
     for name, (n, fsdp) in layouts.items():
-        check_divisible(config, n)
+        check_block(args, config, n)
         model, kept = fake_forward(config, norm, dtype, 1, args.block_size, recomputed, fsdp, n)
         cells = []
-        for n_data in (processes / n for processes in counts):
-            if n_data < (2 if fsdp else 1):
+        for processes in counts:
+            n_data = processes // n
+            if processes % n or n_data < (2 if fsdp else 1):
                 cells.append("")
                 continue
             memory = 16 * own_parameters(model, n) / (n_data if fsdp else 1) + kept
-            sent = bytes_sent(model, int(n_data), n, fsdp, dtype.itemsize, args.block_size, 1, recomputed)
+            sent = bytes_sent(model, n_data, n, fsdp, dtype.itemsize, args.block_size, 1, recomputed)
             cells.append(f"{memory / 1e9:,.1f} + {sum(sent.values()) / 1e9:,.1f}")
         rows.append([name, *cells])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -302,10 +308,15 @@ def main() -> None:
         config = replace(config, vocab_size=args.vocab_size)
     if not args.growth:
         check_shapes(args, config, args.processes)
-    if (args.tp > 1 or args.growth) and config.family.qk_norm == "all":
+    if args.tp > 1 and config.family.qk_norm == "all":
         raise InputError(
-            f"{args.config} has a norm over all heads, whose sums over processes are not counted here; leave --tp and "
-            "--growth out, or name another model"
+            f"{args.config} has a norm over all heads, whose sums over processes are not counted here; leave --tp out, "
+            "or name another model"
+        )
+    if args.fsdp and args.processes == args.tp > 1 and not args.growth:
+        raise InputError(
+            f"--fsdp divides the weights among processes beside the {args.tp} of --tp; use --processes {2 * args.tp} "
+            "or more"
         )
     norm = load_backend(args.norm, torch.device("cpu"))
     print(growth(config, norm, args) if args.growth else table(count(config, norm, args), args))

@@ -24,20 +24,25 @@ def check_shapes(args: argparse.Namespace, config: LlamaConfig, n_processes: int
         )
     if args.tp > 1 and getattr(args, "compile", False):
         raise InputError(f"--compile and --tp {args.tp}: PyTorch compiles a divided model for minutes; leave one out")
-    check_divisible(config, args.tp)
-    if args.block_size % args.tp:
-        raise InputError(f"--tp {args.tp} does not divide --block-size {args.block_size}; use a block that it divides")
-    if args.block_size > config.max_position_embeddings:
-        raise InputError(
-            f"--block-size is {args.block_size} and {args.config or 'the default config'} has max_position_embeddings "
-            f"{config.max_position_embeddings}; use a block of at most that"
-        )
+    check_block(args, config, args.tp)
     n_data = n_processes // args.tp
     if args.grad_accum > args.batch_size // n_data:
         shared = f" in each of {n_data} processes" if n_data > 1 else ""
         raise InputError(
             f"--batch-size {args.batch_size} has too few sequences for --grad-accum {args.grad_accum} parts{shared}; "
             "expected at least one a part"
+        )
+
+
+def check_block(args: argparse.Namespace, config: LlamaConfig, tp: int) -> None:
+    """Raises InputError where `tp` processes cannot divide the model and the block, or the block is too long."""
+    check_divisible(config, tp)
+    if args.block_size % tp:
+        raise InputError(f"--tp {tp} does not divide --block-size {args.block_size}; use a block that it divides")
+    if args.block_size > config.max_position_embeddings:
+        raise InputError(
+            f"--block-size is {args.block_size} and {args.config or 'the default config'} has max_position_embeddings "
+            f"{config.max_position_embeddings}; use a block of at most that"
         )
 
 

@@ -97,8 +97,8 @@ def divide(model: Llama, device: torch.device, fsdp: bool, tp: int, dtype: torch
 
     With `tp` each process holds a share of every matrix, and computes with it. With `fsdp` each process holds a float32
     shard of every weight, and gathers a layer's weights in `dtype` while that layer computes. The residual stream is in
-    `dtype` then, and gradients are reduced in float32. Without either, each process holds all weights. Raises
-    InputError where the model cannot be divided, or FSDP cannot run.
+    `dtype` then, and gradients are reduced in float32, but for a norm's over the processes of `tp`, in `dtype`. Without
+    either, each process holds all weights. Raises InputError where the model cannot be divided, or FSDP cannot run.
     """
     n_data = world_size() // tp
     if fsdp:
@@ -112,8 +112,8 @@ def divide(model: Llama, device: torch.device, fsdp: bool, tp: int, dtype: torch
     _quiet()
     mesh = init_device_mesh(device.type, (n_data, tp), mesh_dim_names=("data", "tensor"))
     if tp > 1:
+        parallelize(model, mesh["tensor"], divide_sequence=True)  # before the device gets more than its share
         model.to(device)
-        parallelize(model, mesh["tensor"], divide_sequence=True)
     if not fsdp:
         return TensorParallel(model, mesh["data"])
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

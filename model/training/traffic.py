@@ -1,7 +1,8 @@
 """Bytes that a process sends in a training step, by kind, from shapes alone.
 
 Counted is what a ring sends, and no algorithm sends less: of a tensor that n processes gather or reduce-scatter, each
-sends (n - 1) / n; an all-reduce is both. A few numbers a step, the losses and the gradient's norm, are left out.
+sends (n - 1) / n; an all-reduce is both. Left out are three numbers a token for the loss that is divided by
+the vocabulary, and a few a step, the losses and the gradient's norm.
 """
 
 from __future__ import annotations

@@ -305,11 +305,38 @@ def test_a_divided_model_is_planned_by_its_share(workplace, command):
     assert "--tp 2 divides each matrix among 2 processes, and 3 run" in stderr
 
 
-@pytest.mark.parametrize("flags", [["--processes", 2, "--tp", 2], ["--growth"]])
+@pytest.mark.parametrize("flags", [["--processes", 2, "--tp", 2], ["--growth", "--tp", 2]])
 def test_a_norm_over_all_heads_is_not_counted(flags, command):
     code, stdout, stderr = command(main, "--config", ROOT / "configs/tiny-olmo2.json", *flags)
     assert (code, stdout) == (2, "")
     assert "tiny-olmo2.json has a norm over all heads, whose sums over processes are not counted here" in stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--growth", "--tp", 2, "--block-size", 33], "--tp 2 does not divide --block-size 33"),
+        (["--growth", "--block-size", 4096], "--block-size is 4096 and "),
+        (["--processes", 2, "--tp", 2, "--fsdp"], "use --processes 4 or more"),
+    ],
+)
+def test_what_cannot_run_is_not_planned(flags, words, command):
+    code, stdout, stderr = command(main, "--config", ROOT / "configs/tiny.json", *flags)
+    assert (code, stdout) == (2, "")
+    assert words in stderr
+
+
+@pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
+def test_growth_has_no_cell_for_a_grid_that_cannot_be(command, tmp_path):
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 96, "vocab_size": 300}
+    shape = json.loads((ROOT / "configs/tiny.json").read_text()) | sizes | {"num_hidden_layers": 1, "head_dim": 32}
+    (tmp_path / "six.json").write_text(json.dumps(shape))
+    arguments = ["--config", tmp_path / "six.json", "--growth", "--tp", 3, "--block-size", 33]
+    code, stdout, stderr = command(main, *arguments)
+    assert (code, stderr) == (0, "")
+    rows = [line for line in stdout.splitlines() if line.startswith("| --tp 3")]
+    assert len(rows) == 2
+    assert not any(cell.strip() for row in rows for cell in row.split("|")[2:-1])
 
 
 @pytest.mark.skipif(not TORCH_2_13, reason="torch 2.6 sends no fake tensors")
