@@ -58,6 +58,16 @@ def pytest_configure(config):
         raise pytest.UsageError(str(error)) from error
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With -n, neighbours stay in one process, and share what they compute once; one that is done takes tests over."""
+    if config.getoption("dist") == "load":
+        from xdist.scheduler import WorkStealingScheduling
+
+        return WorkStealingScheduling(config, log)
+    return None
+
+
 def pytest_report_header(config):
     auto = str(choose_autocast_dtype("auto", CPU)).removeprefix("torch.")
     lines = [f"training runs: {config.getoption('--train-dtype')} by name; --dtype auto would be {auto} on this CPU"]
