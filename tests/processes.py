@@ -1,17 +1,11 @@
 """Processes connected over gloo that call functions for tests: started once, for as many calls as there are."""
 
-import multiprocessing
-import os
-import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-# The server that forks imports modules by name; without their path it can't, and every child would import torch again.
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.processes", "pytest", "numpy"])  # the last list that a test run sets counts
+from tests.model.training.runs import CONTEXT
 
 
 class Processes:

@@ -39,9 +39,8 @@ def bytes_sent(
         sent["reduce-scatter of gradients"] = n_parts * data * 4 * everything
     else:
         sent["all-reduce of gradients"] = 2 * data * 4 * everything
-    sent["all-reduce of gradients"] += (
-        2 * tensor * norms * (itemsize * n_parts if fsdp else 4)
-    )  # rows of other processes
+    # A process has the gradient of a norm's weight from its own rows.
+    sent["all-reduce of gradients"] += 2 * tensor * norms * (itemsize * n_parts if fsdp else 4)
     # Each sub-layer gathers its input and scatters its output, and the backward does the opposite. So do the head, with
     # an input alone, and the embedding, with an output alone.
     inputs, outputs = n_sublayers * stream, n_sublayers * itemsize
