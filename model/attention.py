@@ -33,6 +33,13 @@ class Span:
     keys: slice  # the cache's rows that are read, S of them
     mask: Tensor | None  # (T, S) or (B, 1, T, S)
 
+    def become(self, other: Span) -> None:
+        """Take the values of a span of the same shapes, in the memory of this one's tensors."""
+        mine, others = ((*span.rope, span.slots, span.mask) for span in (self, other))
+        for tensor, new in zip(mine, others, strict=True):
+            if tensor is not None and new is not None:
+                tensor.copy_(new)
+
 
 def plain_span(config: LlamaConfig, start: int, end: int, dtype: torch.dtype, device: torch.device) -> Span:
     """Span of tokens start to end - 1, which follow those in the cache; cos and sin rounded to `dtype`."""
