@@ -98,6 +98,13 @@ def whole_numbers(text: str) -> list[int]:
     return sorted({int(positive(int)(part)) for part in text.split(",")})
 
 
+def png(text: str) -> Path:
+    """An argparse type: the path of a PNG file."""
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"'{text}' does not end in .png")
+    return Path(text)
+
+
 def _no_stopwatch(name: str) -> NoReturn:
     raise argparse.ArgumentTypeError(
         f"times on an emulated {name} say nothing about a real one; scripts/check_codegen.py counts what kernels do"

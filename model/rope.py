@@ -99,4 +99,7 @@ def rotate(x: Tensor, table: tuple[Tensor, Tensor], in_float32: bool = False) ->
     dtype = torch.promote_types(x.dtype, torch.float32) if in_float32 else x.dtype
     cos, sin = (part.to(dtype) for part in table)  # (T, head_dim / 2), or (B, 1, T, head_dim / 2)
     a, b = x.to(dtype).chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    # Joined in the projection's order in memory, (B, T, n_heads, head_dim): attention's output takes that over from q,
+    # and o_proj then reads it without a copy.
+    halves = (half.transpose(1, 2) for half in (a * cos - b * sin, b * cos + a * sin))
+    return torch.cat(tuple(halves), dim=-1).transpose(1, 2).to(x.dtype)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from model.cli import Parser, emulate_as_asked, make_folder, positive, run, say
+from model.cli import Parser, emulate_as_asked, make_folder, png, positive, run, say
 from scripts.text_arguments import add_text_arguments
 
 SMALLEST, LARGEST = 1e-37, 1e38  # powers of ten among float32's normal numbers
@@ -53,13 +53,6 @@ def decades(text: str) -> list[float]:
     if powers[0] < SMALLEST or powers[-1] > LARGEST:
         raise argparse.ArgumentTypeError(f"'{text}' is not within {SMALLEST:g}:{LARGEST:g}, the powers in float32")
     return powers
-
-
-def png(text: str) -> Path:
-    """An argparse type: the path of a PNG file."""
-    if not text.lower().endswith(".png"):
-        raise argparse.ArgumentTypeError(f"'{text}' does not end in .png")
-    return Path(text)
 
 
 def parse_args() -> argparse.Namespace:

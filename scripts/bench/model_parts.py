@@ -248,6 +248,15 @@ def train(setup: Setup) -> list[Row]:
     torch.manual_seed(0)
     config = LlamaConfig.from_dict(setup.config.to_dict() | TRAINED)
     batch = torch.randint(config.vocab_size, (BATCH[0], BATCH[1] + 1))
+    ours, calls = training_calls(setup, config, batch)
+    times = setup.in_turn(**calls)
+    speed = BATCH[0] * BATCH[1] / median(times["ours"])
+    note = f"{speed:.0f} tokens/s, {setup.flop_rate(training_flops(ours, BATCH[1]) * speed)}"
+    return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", setup.dtype, "ms", times, note)]
+
+
+def training_calls(setup: Setup, config: LlamaConfig, batch: Tensor) -> tuple[Llama, dict[str, Callable[[], float]]]:
+    """Our model with random weights, and the training step of ours and, with transformers, theirs."""
     step_of = partial(training_step, batch, setup.dtype)
     ours = Llama(config, setup.norm)
     calls = {"ours": step_of(ours, torch.compile(ours) if setup.args.compile else ours)}
@@ -255,10 +264,7 @@ def train(setup: Setup) -> list[Row]:
         theirs = fresh_theirs(config)
         their_forward: Any = torch.compile(theirs) if setup.args.compile else theirs
         calls["theirs"] = step_of(theirs, lambda tokens: their_forward(tokens, use_cache=False).logits)
-    times = setup.in_turn(**calls)
-    speed = BATCH[0] * BATCH[1] / median(times["ours"])
-    note = f"{speed:.0f} tokens/s, {setup.flop_rate(training_flops(ours, BATCH[1]) * speed)}"
-    return [Row(f"training step, {BATCH[0]} x {BATCH[1]}", setup.dtype, "ms", times, note)]
+    return ours, calls
 
 
 def training_step(batch: Tensor, dtype: str, model: Any, forward: Any) -> Callable[[], float]:

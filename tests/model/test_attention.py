@@ -126,6 +126,14 @@ def test_capped_attention_is_the_formula_in_float64(n_queries, n_keys, masked):
             np.testing.assert_allclose(found[:, head, i], expected, rtol=0, atol=1e-14)
 
 
+def test_turning_keeps_the_order_in_memory_that_a_projection_gives(span):
+    """Or attention's output, which takes that of q, would be copied for o_proj, and kept twice in training."""
+    projected = torch.randn(2, 9, 4 * 12)
+    turned = rotate(projected.view(2, 9, 4, 12).transpose(1, 2), span(0, 9).rope)
+    assert turned.shape == (2, 4, 9, 12)
+    assert turned.transpose(1, 2).is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_turning_in_float32_narrows_no_float64(config, span, dtype):
     x = torch.randn(2, 4, 9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -17,7 +17,7 @@ import train
 from kernels import InputError, load_backend
 from model.config import LlamaConfig
 from scripts import bench_model
-from scripts.bench import model_parts
+from scripts.bench import growth, model_parts
 from scripts.bench.measuring import HEAD
 from scripts.bench.model_parts import Ours, Theirs, decode_greedily, generate
 from tests.helpers import CPU, FLOAT32_BOUND, ROOT, relative
@@ -94,6 +94,34 @@ def test_each_way_to_decode_has_its_own_time(command, monkeypatch):
         assert f"{theirs} ms" in row
         assert f" {ratio} " in row
     assert by_generate.endswith("3 of 4 tokens are the same")
+
+
+@pytest.mark.parametrize("with_theirs", [True, False])
+def test_growth_is_a_table_and_a_picture(command, monkeypatch, tmp_path, with_theirs):
+    monkeypatch.setattr(growth, "SIZES", [(512, 48, 96, 2, 4, 2)])
+    if not with_theirs:
+        monkeypatch.setattr(model_parts, "transformers", None)
+    picture = tmp_path / "deep/growth.png"
+    arguments = [*SHORT[:2], "--contexts", "8,300", "--dtypes", "float32", "--growth", "size,context"]
+    code, out, err = command(bench_model.main, *arguments, "--picture", picture)
+    assert code == 0, err
+    rows = out[out.index(HEAD) :].splitlines()[1:]
+    assert [row[:34].strip() for row in rows] == [
+        "decode, a token at 8", "decode, a token at 300", "decode, 66288 parameters"
+    ]  # fmt: skip
+    assert [row.count("[") for row in rows] == [3 if with_theirs else 1] * 3
+    assert ["; slopes: ours " in row for row in rows] == [False, True, False]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert f"drawn: {picture}" in err
+
+
+def test_growth_alone_is_all_of_it(command, monkeypatch):
+    asked = []
+    monkeypatch.setattr(growth, "measure", lambda question, setup: asked.append((question, setup.dtype)) or [])
+    monkeypatch.setattr(bench_model, "random_checkpoint", None)  # none is needed
+    code, _, err = command(bench_model.main, "--growth")
+    assert code == 0, err
+    assert asked == [(question, dtype) for dtype in bench_model.DTYPES for question in growth.QUESTIONS]
 
 
 @torch.inference_mode()
@@ -294,6 +322,10 @@ def test_a_load_that_fails_is_one_line(tmp_path, config):
         (["--parts", "prefill,speed"], "--parts is 'prefill,speed'; expected some of prefill,"),
         (["--dtypes", "float16"], "--dtypes is 'float16'; expected some of float32,bfloat16"),
         (["--tokens", "1"], "--tokens is 1"),
+        (["--growth", "context,width"], "--growth is 'context,width'; expected some of context,size,tokens,layers"),
+        (["--growth", "--parts", "decode"], "--parts: not allowed with argument --growth"),
+        (["--picture", "growth.png"], "--picture is of --growth, which is not asked for"),
+        (["--growth", "--picture", "growth.jpg"], "'growth.jpg' does not end in .png"),
         (["--ckpt", ".", "--config", "tiny.json"], "--config: not allowed with argument --ckpt"),
         (["--config", "nowhere.json"], "nowhere.json is missing"),
         (["--ckpt", "nowhere"], "no checkpoint directory at nowhere"),
