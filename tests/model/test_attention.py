@@ -1,13 +1,24 @@
 """model/attention.py: who sees whom, which head reads which, and a cache that holds what its shape says."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels import load_backend
-from model.attention import Attention, KVCache, capped_attention, padded_span, plain_span, step_span
+from model.attention import (
+    SHORT,
+    Attention,
+    KVCache,
+    capped_attention,
+    padded_span,
+    plain_span,
+    short_attention,
+    step_span,
+)
 from model.rope import rotate
 from tests.helpers import CPU
 
@@ -124,6 +135,43 @@ def test_capped_attention_is_the_formula_in_float64(n_queries, n_keys, masked):
             weights = np.exp(1.5 * np.tanh(scores / 1.5))
             expected = np.einsum("bj,bjd->bd", weights / weights.sum(1, keepdims=True), v[:, head // 2, seen[i]])
             np.testing.assert_allclose(found[:, head, i], expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [None, 0.43])
+@pytest.mark.parametrize("n_tokens", [SHORT, SHORT + 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_in_half_precision_strays_little_further_than_the_operator(config, span, dtype, n_tokens, scale):
+    """From float64, in its output and in all gradients; up to SHORT tokens it is computed by short_attention.
+
+    The products round the logits, which the operator keeps in float32. A logit of 4 is rounded by up to 2^-7 in
+    bfloat16 and moves its weight by as much, which is 4 roundings of the output; the bound is 5.
+    """
+    torch.manual_seed(0)
+    config = replace(config, attention_multiplier=scale, model_type="granite") if scale else config
+    attention = Attention(config, load_backend("reference", CPU)).to(dtype)
+    x = torch.randn(2, n_tokens, 48).to(dtype)
+    grad = torch.randn(x.shape)
+
+    def results(module, x, needs_grad=True):
+        module.requires_grad_(needs_grad)
+        x = x.clone().requires_grad_(needs_grad)
+        y = module(x, span(0, n_tokens))
+        return [y, *torch.autograd.grad(y, [x, *module.parameters()], grad.to(x.dtype))] if needs_grad else [y]
+
+    found, exact = results(attention, x), results(deepcopy(attention).double(), x.double())
+    for mine, truth in zip(found, exact, strict=True):
+        assert (mine - truth).norm() < 5 * torch.finfo(dtype).eps * truth.norm()
+    # Where nothing is learnt, and beyond SHORT tokens, it is the operator, whose bits those of transformers are.
+    [operators] = results(attention, x, needs_grad=False)
+    assert torch.equal(found[0], operators) == (n_tokens > SHORT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_kv_heads", [1, 2, 4])
+def test_short_attention_is_the_operator_in_float64(n_kv_heads):
+    q, k, v = (torch.randn(2, n, 7, 12, dtype=torch.float64) for n in (4, n_kv_heads, n_kv_heads))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.43, enable_gqa=True)
+    assert (short_attention(q, k, v, 0.43) - expected).abs().max() < 1e-14
 
 
 def test_turning_keeps_the_order_in_memory_that_a_projection_gives(span):
