@@ -91,13 +91,13 @@ def lay_out(model: Llama) -> None:
     """
     weights = list({id(weight): weight for weight in [*model.layers.parameters(), *model.parameters()]}.values())
     starts = [0, *accumulate(-(-weight.nbytes // PAGE) * PAGE for weight in weights)]
-    memory = _large_pages(starts.pop())
+    memory = large_pages(starts.pop())
     for weight, start in zip(weights, starts, strict=True):
         place = memory[start : start + weight.nbytes].view(weight.dtype).view(weight.shape)
         weight.data = place.copy_(weight.data)
 
 
-def _large_pages(n_bytes: int) -> Tensor:
+def large_pages(n_bytes: int) -> Tensor:
     """Memory of so many bytes, (n_bytes,), in large pages where the system has them."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):  # of Linux alone
         return torch.empty(n_bytes, dtype=torch.uint8)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from model.cli import choose_autocast_dtype
+from model.compiled_step import large_pages
 
 Result = TypeVar("Result")
 UNITS = {"s": 1.0, "ms": 1e-3, "MB": 1e6}  # in seconds or bytes
@@ -39,8 +40,11 @@ def describe(device: torch.device) -> str:
 
 
 def measure_limits(dtypes: list[str]) -> tuple[float, dict[str, float]]:
-    """Bytes per second of reading 256 MB, and FLOP/s of a matrix product by dtype: the fastest of 5 calls."""
-    large = torch.ones(2**26)  # not zeros: Linux would back them all with one page of memory
+    """Bytes per second of reading 256 MB, and FLOP/s of a matrix product by dtype: the fastest of 5 calls.
+
+    Read in large pages where the system has them, as the compiled step reads its weights; small ones are slower.
+    """
+    large = large_pages(2**28).view(torch.float32).fill_(1)  # of zeros Linux would keep one page alone
     bandwidth = large.nbytes / min(seconds(large.sum) for _ in range(5))
     products, n = {}, 1024
     for dtype in dtypes:

@@ -78,6 +78,7 @@ def test_logits_are_the_models_across_blocks_of_keys(long, make_model, kind):
             assert relative(found - expected, expected) < FLOAT32_BOUND
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_of_other_families_are_the_models(long, make_model, kind):
     """With layers of two kinds, and so two masks and two tables of angles, beyond the window and a block of keys."""
