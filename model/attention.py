@@ -21,6 +21,7 @@ from model.norm import RMSNorm
 from model.rope import rotary_table, rotate
 
 SHORT = 256  # tokens for which products serve training in half precision on a CPU better than PyTorch's operator
+LOGITS = 2**23  # that short_attention has at a time: memory beyond a CPU's caches is slow, and new memory is slower
 
 
 @dataclass
@@ -203,16 +204,20 @@ def learns_from_short_texts_in_half_precision(v: Tensor) -> bool:
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention by two products, with all T x T logits in memory, in the dtype of all three.
+    """Causal attention by two products, some sequences after others, with T x T weights of each kept for backward.
 
     q, (B, n_heads, T, head_dim), k and v, (B, num_key_value_heads, T, head_dim) -> q's shape.
     """
     n_tokens = q.size(2)
-    rows = (q * scale).reshape(*k.shape[:2], -1, q.size(-1))  # the queries of a group one below another
-    logits = (rows @ k.mT).unflatten(2, (-1, n_tokens))  # (B, num_key_value_heads, group, T, T)
     ahead = torch.full((n_tokens, n_tokens), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    weights = (logits + ahead).softmax(-1)  # which is computed in float32
-    return (weights.flatten(2, 3) @ v).view(q.shape)
+    n_sequences = max(1, LOGITS // (q.size(1) * n_tokens**2))  # at a time
+    parts = []
+    for queries, keys, values in zip(q.split(n_sequences), k.split(n_sequences), v.split(n_sequences), strict=True):
+        rows = (queries * scale).reshape(*keys.shape[:2], -1, q.size(-1))  # a group's queries one below another
+        logits = (rows @ keys.mT).unflatten(2, (-1, n_tokens))  # (B, num_key_value_heads, group, T, T)
+        weights = (logits + ahead).softmax(-1)  # which is computed in float32
+        parts.append((weights.flatten(2, 3) @ values).view(queries.shape))
+    return torch.cat(parts)
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import model.attention as attention_module
 from kernels import load_backend
 from model.attention import (
     SHORT,
@@ -172,6 +173,19 @@ def test_short_attention_is_the_operator_in_float64(n_kv_heads):
     q, k, v = (torch.randn(2, n, 7, 12, dtype=torch.float64) for n in (4, n_kv_heads, n_kv_heads))
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.43, enable_gqa=True)
     assert (short_attention(q, k, v, 0.43) - expected).abs().max() < 1e-14
+
+
+def test_short_attention_takes_some_sequences_at_a_time(monkeypatch):
+    """The same as all at once; as many as LOGITS lets in, and at least one."""
+    q, k, v = (torch.randn(5, n, 7, 12, dtype=torch.float64) for n in (4, 2, 2))
+    expected, seen = short_attention(q, k, v, 0.43), []
+    softmax = torch.Tensor.softmax
+    monkeypatch.setattr(torch.Tensor, "softmax", lambda x, dim: seen.append(len(x)) or softmax(x, dim))
+    for logits, sequences in ((4 * 7 * 7 * 2, [2, 2, 1]), (4 * 7 * 7 * 5, [5]), (1, [1] * 5)):
+        seen.clear()
+        monkeypatch.setattr(attention_module, "LOGITS", logits)
+        assert (short_attention(q, k, v, 0.43) - expected).abs().max() < 1e-14
+        assert seen == sequences
 
 
 def test_turning_keeps_the_order_in_memory_that_a_projection_gives(span):
