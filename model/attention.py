@@ -20,8 +20,7 @@ from model.config import LlamaConfig
 from model.norm import RMSNorm
 from model.rope import rotary_table, rotate
 
-SHORT = 256  # tokens for which products serve training in half precision on a CPU better than PyTorch's operator
-LOGITS = 2**23  # that short_attention has at a time: memory beyond a CPU's caches is slow, and new memory is slower
+LOGITS = 2**24  # B * n_heads * T * T, up to which short_attention trains faster than PyTorch's operator
 
 
 @dataclass
@@ -172,7 +171,7 @@ class Attention(nn.Module):
             # reads its keys where they are, and none is copied for every query head.
             group = q.reshape(*k.shape[:2], -1, self.head_dim)
             y = F.scaled_dot_product_attention(group, k, v, attn_mask=span.mask, scale=self.scale).view(q.shape)
-        elif span.mask is None and learns_from_short_texts_in_half_precision(v):
+        elif span.mask is None and learns_from_few_logits(q, v):
             y = short_attention(q.to(v.dtype), k.to(v.dtype), v, self.scale or self.head_dim**-0.5)
         else:
             mask = {"attn_mask": span.mask, "is_causal": span.mask is None}
@@ -194,30 +193,26 @@ def capped(x: Tensor, cap: float | None) -> Tensor:
     return x if cap is None else torch.tanh(x / cap) * cap
 
 
-def learns_from_short_texts_in_half_precision(v: Tensor) -> bool:
-    """Whether v, (B, num_key_value_heads, T, head_dim), is better served by short_attention than by PyTorch's operator.
+def learns_from_few_logits(q: Tensor, v: Tensor) -> bool:
+    """Whether training is faster by short_attention than by PyTorch's operator: in half precision on a CPU.
 
-    On a CPU the operator's backward in half precision takes 10 times the time of two products for 128 tokens, and as
-    long as they do for about 500.
+    The operator's backward takes several times as long as two products do, until their logits are more than what a
+    CPU's memory gives quickly. Sizes as in short_attention.
     """
-    return v.requires_grad and v.device.type == "cpu" and v.itemsize == 2 and v.size(2) <= SHORT
+    return v.requires_grad and v.device.type == "cpu" and v.itemsize == 2 and q.shape[:3].numel() * q.size(2) <= LOGITS
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Causal attention by two products, some sequences after others, with T x T weights of each kept for backward.
+    """Causal attention by two products, with all T x T logits in memory, in the dtype of all three.
 
     q, (B, n_heads, T, head_dim), k and v, (B, num_key_value_heads, T, head_dim) -> q's shape.
     """
     n_tokens = q.size(2)
+    rows = (q * scale).reshape(*k.shape[:2], -1, q.size(-1))  # the queries of a group one below another
+    logits = (rows @ k.mT).unflatten(2, (-1, n_tokens))  # (B, num_key_value_heads, group, T, T)
     ahead = torch.full((n_tokens, n_tokens), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
-    n_sequences = max(1, LOGITS // (q.size(1) * n_tokens**2))  # at a time
-    parts = []
-    for queries, keys, values in zip(q.split(n_sequences), k.split(n_sequences), v.split(n_sequences), strict=True):
-        rows = (queries * scale).reshape(*keys.shape[:2], -1, q.size(-1))  # a group's queries one below another
-        logits = (rows @ keys.mT).unflatten(2, (-1, n_tokens))  # (B, num_key_value_heads, group, T, T)
-        weights = (logits + ahead).softmax(-1)  # which is computed in float32
-        parts.append((weights.flatten(2, 3) @ values).view(queries.shape))
-    return torch.cat(parts)
+    weights = (logits + ahead).softmax(-1)  # which is computed in float32
+    return (weights.flatten(2, 3) @ v).view(q.shape)
 
 
 def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
