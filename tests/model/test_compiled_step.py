@@ -2,12 +2,13 @@
 
 import shutil
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
+import model.one_row
 from kernels import InputError
 from kernels.torch_version import TORCH_2_13
 from model.compiled_step import BLOCK, compile_step, warm_up
@@ -147,6 +148,23 @@ def test_a_step_repeats_what_it_recorded(long, make_model, monkeypatch):
         with torch.no_grad():
             model.layers[1].ffn_norm.weight.mul_(1.01 if i % 2 else 1 / 1.02)
     assert len(repeated) == BLOCK + 5 - 2
+
+
+def test_beyond_many_keys_the_librarys_attention_reads_them(long, make_model, monkeypatch):
+    monkeypatch.setattr(model.one_row, "LONG", BLOCK)
+    llama = make_model(long)
+    step, rows = compile_step(llama), iter([])
+
+    def some(n):
+        for expected, found in islice(rows, n):
+            assert relative(found - expected, expected) < FLOAT32_BOUND
+
+    rows = pairs(llama, step, [[5]], BLOCK + 5)
+    _, before = run_and_get_code(some, BLOCK - 1)
+    _, after = run_and_get_code(some, 6)
+    operator = "_scaled_dot_product_flash_attention_for_cpu.default("
+    assert operator not in "".join(before)
+    assert operator in "".join(after)
 
 
 def test_texts_may_take_turns(long, make_model):
