@@ -120,7 +120,7 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         masks = [span.mask.shape for span in spans.values() if span.mask is not None]
         # The recorded calls keep the memory of their caches, so another cache has another address.
-        memory = [cache.k.data_ptr() for cache in caches]
+        memory = [(cache.k.data_ptr(), cache.v.data_ptr()) for cache in caches]
         now = [n_keys, memory, masks, x.dtype, torch.is_grad_enabled()]
         if replay.calls and now == recorded:
             for kind, span in spans.items():

@@ -1,5 +1,6 @@
 """model/compiled_step.py: the compiled step gives what the model gives, whatever the cache holds and the batch is."""
 
+import mmap
 import shutil
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -58,7 +59,10 @@ def pairs(model, step, prompts, n_new):
     for i in range(n_new):
         token = torch.full((len(prompts), 1), 3 + i % 50)
         with torch.inference_mode():
-            yield [forward(token, cache, padding=padding) for forward, cache in zip((model, step), caches, strict=True)]
+            logits = [
+                forward(token, cache, padding=padding) for forward, cache in zip((model, step), caches, strict=True)
+            ]
+        yield logits  # outside of inference mode, or a caller that stops here would stay in it
     for eager, compiled in zip(*caches, strict=True):
         assert eager.length == compiled.length == longest + n_new
         half = eager.k.itemsize == 2
@@ -199,7 +203,13 @@ def test_what_is_not_one_graph_is_not_repeated(long, make_model, norm):
         assert relative(found - expected, expected) < FLOAT32_BOUND
 
 
-def test_the_weights_stay_the_models(long, make_model):
+@pytest.mark.parametrize("advice", ["here", "refused", "absent"])
+def test_the_weights_stay_the_models(long, make_model, monkeypatch, advice):
+    """Also where the kernel has no large pages, and where Python knows of none, as on macOS."""
+    if advice == "refused":
+        monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999, raising=False)
+    elif advice == "absent":
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     model = make_model(replace(long, tie_word_embeddings=True))
     parameters, values = dict(model.named_parameters()), {k: v.clone() for k, v in model.state_dict().items()}
     compile_step(model)
