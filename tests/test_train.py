@@ -242,8 +242,11 @@ def test_a_seed_repeats_a_run_to_the_bit(trained):
 def test_accumulation_in_parts_of_any_size_is_the_whole_batch(trained, parts):
     whole, _, _ = trained(out="out/whole")
     accumulated, _, _ = trained("--grad-accum", parts, out="out/parts")
-    # The same sum in another order: float32 rounding of 64 terms, carried through five steps.
-    assert losses(accumulated) == pytest.approx(losses(whole), rel=1e-5)
+    # The same sum in another order: float32 rounding of 64 terms, carried through five steps. Under bfloat16 autocast a
+    # weight's last bit now and then rounds a product the other way: of the default model a loss then differs by up to
+    # 4e-4, with PyTorch's attention and with short_attention alike. A part that weighs wrong differs by more than 1e-3.
+    rel = 1e-5 if train_dtype() == "float32" else 1e-4
+    assert losses(accumulated) == pytest.approx(losses(whole), rel=rel)
 
 
 @pytest.mark.parametrize("norm", ["reference", pytest.param("triton", marks=needs_triton)])

@@ -75,7 +75,8 @@ def controls(trained, workplace):
     """
 
     def train_them(run, narrow):
-        ways = [["--grad-accum", "2"], ["--grad-accum", "7"], *([["--norm", "torch@bfloat16"]] if narrow else [])]
+        parts = [["--grad-accum", n] for n in ("2", "4", "5", "7")]
+        ways = [*parts, *([["--norm", "torch@bfloat16"]] if narrow else [])]
         for i, way in enumerate(ways if train_dtype() == "bfloat16" else []):
             trained(*(argument for argument in run if argument not in DIVIDED), *way, out=f"out/control{i}")
             yield workplace / f"out/control{i}"
