@@ -194,12 +194,14 @@ def capped(x: Tensor, cap: float | None) -> Tensor:
 
 
 def learns_from_few_logits(q: Tensor, v: Tensor) -> bool:
-    """Whether training is faster by short_attention than by PyTorch's operator: in half precision on a CPU.
+    """Whether training is faster by short_attention than by PyTorch's operator: in bfloat16 on a CPU.
 
     The operator's backward takes several times as long as two products do, until their logits are more than what a
-    CPU's memory gives quickly. Sizes as in short_attention.
+    CPU's memory gives quickly. The two round differently, and a batch in parts may be computed by the other one.
+    Sizes as in short_attention. In float16 the products could overflow, where the operator does not.
     """
-    return v.requires_grad and v.device.type == "cpu" and v.itemsize == 2 and q.shape[:3].numel() * q.size(2) <= LOGITS
+    bfloat16 = v.device.type == "cpu" and v.dtype == torch.bfloat16
+    return bfloat16 and v.requires_grad and q.shape[:3].numel() * q.size(2) <= LOGITS
 
 
 def short_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -8,6 +8,7 @@ which takes seconds where the whole model takes minutes, and the calls of a step
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
@@ -21,7 +22,7 @@ from kernels.compiled import check_device
 from kernels.torch_version import TORCH_2_13
 from model.attention import KVCache, Span, step_span
 from model.llama import Block, Llama
-from model.replay import Replay, backend
+from model.replay import Call, Replay, backend
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
 PAGE = 4096  # bytes; a weight begins on one, as its reader may expect
@@ -31,7 +32,9 @@ def compile_step(model: Llama) -> Callable[..., Tensor]:
     """Stand-in for `model` where every sequence gets one more token: (B, 1) -> logits (B, 1, vocab_size).
 
     It takes the arguments of Llama.forward, caches included. The first call compiles, and so does the first one with
-    another batch size. On a CPU it moves the weights (lay_out). Raises InputError where compilation is not possible.
+    another batch size, and on a CPU the first one with more than LONG keys. On a CPU it moves the weights (lay_out);
+    from then on they may change in place, but no other parameter may take the place of one. Raises InputError where
+    compilation is not possible.
     """
     device = model.embed_tokens.weight.device
     check_device(device)
@@ -83,6 +86,7 @@ def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity
         step(tokens, caches, padding=padding)
 
 
+@torch.inference_mode(False)  # or the parameters would take part in no training any more
 def lay_out(model: Llama) -> None:
     """Move the weights into one piece of memory, in the order in which a step reads them, in pages of 2 MB.
 
@@ -120,14 +124,15 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         masks = [span.mask.shape for span in spans.values() if span.mask is not None]
         # The recorded calls keep the memory of their caches, so another cache has another address.
-        memory = [(cache.k.data_ptr(), cache.v.data_ptr()) for cache in caches]
-        now = [n_keys, memory, masks, x.dtype, torch.is_grad_enabled()]
+        memory = [(cache.k.data_ptr(), cache.v.data_ptr(), cache.k.shape) for cache in caches]
+        modes = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+        now = [n_keys, memory, masks, x.shape, x.dtype, modes]
         if replay.calls and now == recorded:
             for kind, span in spans.items():
                 seen[kind].become(span)
             return replay.again(x, residual)[0]
 
-        replay.calls, recorded[:] = [], now
+        replay.calls, recorded[:] = [], []  # until all of the step is recorded
         seen.update(spans)
         for span in spans.values():
             assert span.mask is not None  # step_span always makes one
@@ -138,6 +143,15 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
             torch._dynamo.mark_dynamic(read.k, 2)
             torch._dynamo.mark_dynamic(read.v, 2)
             x, residual = replay.record((x, residual), block, layer, x, residual, spans[kind], read)
-        return replay.record((x, residual), last, x, residual)
+        logits = replay.record((x, residual), last, x, residual)
+        recorded[:] = now
+        weakref.finalize(caches[0], forget, replay.calls).atexit = False
+        return logits
+
+    def forget(calls: list[Call] | None) -> None:
+        """Let the memory of caches go when they do."""
+        if replay.calls is calls:
+            replay.calls = None
+            seen.clear()
 
     return run

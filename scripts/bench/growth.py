@@ -6,7 +6,8 @@ Each point has beside it what it must cost at the least:
     a training step     its FLOPs, over the rate of a matrix product
     memory of a step    the gradients, or what the formulas' backward needs of the forward, whichever is more
 
-The weights are random, one draw repeated, and in decoding both models look at the same memory. The caches are filled
+The weights are random, one draw repeated, and in decoding both models look at the same memory, until --compile moves
+ours. The caches are filled
 with random keys and values, since a prefill of 32768 tokens would take minutes and no time depends on the values. A
 model is given positions for the longest context. Memory is what PyTorch allocates in a step beyond weights and
 optimizer.
@@ -114,6 +115,7 @@ def size(setup: Setup) -> Iterator[Point]:
             "tie_word_embeddings": True,
         }  # fmt: skip
         ours, theirs = random_models(LlamaConfig.from_dict(setup.config.to_dict() | shape), setup.norm, setup.dtype)
+        torch._dynamo.reset()  # which compiles a function for a few models, and leaves it to Python for others
         one_token = compile_step(ours) if setup.args.compile else ours
         n = sum(p.numel() for p in ours.parameters())
         yield Point("size", n, setup.dtype, *decoding(setup, ours, theirs, one_token, AFTER))

@@ -139,7 +139,7 @@ def test_capped_attention_is_the_formula_in_float64(n_queries, n_keys, masked):
 
 @pytest.mark.parametrize("scale", [None, 0.43])
 @pytest.mark.parametrize("n_tokens", [64, 65])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])  # float16 is the operator's at any length
 def test_training_in_half_precision_strays_little_further_than_the_operator(
     config, span, dtype, n_tokens, scale, monkeypatch
 ):
@@ -166,7 +166,7 @@ def test_training_in_half_precision_strays_little_further_than_the_operator(
         assert (mine - truth).norm() < 5 * torch.finfo(dtype).eps * truth.norm()
     # Where nothing is learnt, and beyond LOGITS, it is the operator, whose bits those of transformers are.
     [operators] = results(attention, x, needs_grad=False)
-    assert torch.equal(found[0], operators) == (n_tokens > 64)
+    assert torch.equal(found[0], operators) == (n_tokens > 64 or dtype == torch.float16)
 
 
 @torch.no_grad()

@@ -1,7 +1,9 @@
 """model/compiled_step.py: the compiled step gives what the model gives, whatever the cache holds and the batch is."""
 
+import gc
 import mmap
 import shutil
+import weakref
 from dataclasses import replace
 from itertools import islice, pairwise
 
@@ -179,6 +181,70 @@ def test_texts_may_take_turns(long, make_model):
     for turn in zip(*texts, strict=True):
         for expected, found in turn:
             assert relative(found - expected, expected) < FLOAT32_BOUND
+
+
+def test_a_recording_is_for_its_batch_and_modes(long, make_model):
+    """A batch is cut to its first text, and inference mode is left: each time as the model does it."""
+    model = make_model(long)
+    step, each = compile_step(model), [model.new_cache(2, 20) for _ in range(2)]
+
+    def check():
+        token = torch.full((each[0][0].k.size(0), 1), 5)
+        expected, found = (forward(token, caches) for forward, caches in zip((model, step), each, strict=True))
+        assert found.shape == expected.shape
+        assert relative(found - expected, expected) < FLOAT32_BOUND
+
+    with torch.inference_mode():
+        check()
+        check()
+    with torch.no_grad():
+        check()
+        check()
+        for cache in each[0] + each[1]:
+            cache.k, cache.v = cache.k[:1], cache.v[:1]
+        check()
+        check()
+
+
+def test_an_interrupted_step_is_not_repeated(long, make_model, monkeypatch):
+    model = make_model(long)
+    step, caches = compile_step(model), model.new_cache(1, 20)
+    record, calls = Replay.record, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return record(self, *arguments)
+
+    with torch.inference_mode():
+        expected = model(torch.tensor([[5]]), model.new_cache(1, 20))
+        monkeypatch.setattr(Replay, "record", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(torch.tensor([[5]]), caches)
+        assert relative(step(torch.tensor([[5]]), caches) - expected, expected) < FLOAT32_BOUND
+
+
+def test_caches_that_are_gone_take_no_memory(long, make_model):
+    model = make_model(long)
+    step, held = compile_step(model), []
+    for _ in range(2):
+        caches = model.new_cache(1, 20)
+        held += [weakref.ref(cache.k) for cache in caches]
+        with torch.inference_mode():
+            step(torch.tensor([[5]]), caches)
+            step(torch.tensor([[5]]), caches)
+        del caches
+        gc.collect()
+        assert all(reference() is None for reference in held)
+
+
+def test_a_model_that_is_compiled_in_inference_mode_may_still_learn(long, make_model):
+    model = make_model(long)
+    with torch.inference_mode():
+        compile_step(model)
+    model(torch.tensor([[5, 6]])).sum().backward()
+    assert model.layers[0].feed_forward.down_proj.weight.grad is not None
 
 
 def broken(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
