@@ -7,11 +7,8 @@ which takes seconds where the whole model takes minutes, and the calls of a step
 
 from __future__ import annotations
 
-import mmap
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,11 +18,11 @@ from kernels import InputError
 from kernels.compiled import check_device
 from kernels.torch_version import TORCH_2_13
 from model.attention import KVCache, Span, step_span
+from model.large_pages import lay_out
 from model.llama import Block, Llama
-from model.replay import Call, Replay, backend
+from model.replay import Replay, backend
 
 BLOCK = 64  # keys are read in blocks of this size, so that the mask's shape seldom changes
-PAGE = 4096  # bytes; a weight begins on one, as its reader may expect
 
 
 def compile_step(model: Llama) -> Callable[..., Tensor]:
@@ -86,31 +83,6 @@ def warm_up(model: Llama, step: Callable[..., Tensor], batch_size: int, capacity
         step(tokens, caches, padding=padding)
 
 
-@torch.inference_mode(False)  # or the parameters would take part in no training any more
-def lay_out(model: Llama) -> None:
-    """Move the weights into one piece of memory, in the order in which a step reads them, in pages of 2 MB.
-
-    With pages of 4 KB a CPU spends a quarter of the step on finding where they are. Parameters stay what they are: each
-    shows its part of the memory.
-    """
-    weights = list({id(weight): weight for weight in [*model.layers.parameters(), *model.parameters()]}.values())
-    starts = [0, *accumulate(-(-weight.nbytes // PAGE) * PAGE for weight in weights)]
-    memory = large_pages(starts.pop())
-    for weight, start in zip(weights, starts, strict=True):
-        place = memory[start : start + weight.nbytes].view(weight.dtype).view(weight.shape)
-        weight.data = place.copy_(weight.data)
-
-
-def large_pages(n_bytes: int) -> Tensor:
-    """Memory of so many bytes, (n_bytes,), in large pages where the system has them."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # of Linux alone
-        return torch.empty(n_bytes, dtype=torch.uint8)
-    pages = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
-
-
 def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVCache], int], Tensor]:
     """Llama.run for one token a sequence, which reads the caches' first `n_keys` rows."""
     replay = Replay()
@@ -118,8 +90,10 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
     last: Callable[..., Tensor] = torch.compile(model.logits, backend=backend)
     recorded: list[Any] = []  # what must not change until the recorded calls are made again
     seen: dict[str, Span] = {}  # the spans that these calls read
+    owner: weakref.ref[KVCache] | None = None  # of the memory that they hold
 
     def run(tokens: Tensor, spans: dict[str, Span], caches: list[KVCache], n_keys: int) -> Tensor:
+        nonlocal owner
         x = model.embed(tokens)  # (B, 1, hidden_size)
         residual = torch.zeros_like(x)  # also for the first layer, so that the compiler sees all layers alike
         masks = [span.mask.shape for span in spans.values() if span.mask is not None]
@@ -145,13 +119,12 @@ def _layer_by_layer(model: Llama) -> Callable[[Tensor, dict[str, Span], list[KVC
             x, residual = replay.record((x, residual), block, layer, x, residual, spans[kind], read)
         logits = replay.record((x, residual), last, x, residual)
         recorded[:] = now
-        weakref.finalize(caches[0], forget, replay.calls).atexit = False
+        owner = weakref.ref(caches[0], forget)
         return logits
 
-    def forget(calls: list[Call] | None) -> None:
-        """Let the memory of caches go when they do."""
-        if replay.calls is calls:
-            replay.calls = None
-            seen.clear()
+    def forget(_: object) -> None:
+        """Let the memory of the recorded caches go when they do."""
+        replay.calls = None
+        seen.clear()
 
     return run

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from model.cli import choose_autocast_dtype
-from model.compiled_step import large_pages
+from model.large_pages import large_pages
 
 Result = TypeVar("Result")
 UNITS = {"s": 1.0, "ms": 1e-3, "MB": 1e6}  # in seconds or bytes
