@@ -115,7 +115,8 @@ def fake_forward(
     """
     # Code that would read a fake tensor's memory gets an error, where by default it would read address 0.
     no_memory = torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False)
-    # On the CPU even for a GPU's run: its attention is fused for every dtype, and keeps no matrix of T x T.
+    # On the CPU even for a GPU's run: its attention is fused for every dtype, and keeps no matrix of T x T. In bfloat16
+    # and with few logits (model/attention.py, LOGITS) it keeps one, which a GPU does not.
     with no_memory, fake_processes(tp) as mesh, FakeTensorMode():
         try:
             RMSNorm(config.hidden_size, config.rms_norm_eps, norm)(*torch.zeros(2, 1, config.hidden_size))
