@@ -1,6 +1,7 @@
 """A divided model against the whole one: losses, gradients, clipping and tokens, over gloo."""
 
 import functools
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -17,6 +18,7 @@ from tests.model.training import runs
 FLOAT64_BOUND = 1e-13
 REST = ("qwen2", "qwen3", "gemma", "gemma2", "granite")
 BACKENDS = ("torch", "layer_norm_bias")
+BACKENDS += ("compile",) if shutil.which("g++") else ()
 BACKENDS += ("triton",) if find_spec("triton") else ()
 
 
